@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -49,66 +50,75 @@ IMAGES = 10_000
 
 @dataclass
 class ResourceRecorder:
-    """Callbacks of a run that record the resources of this process and its workers after each round.
+    """Callbacks of a run that record the resources of this process and its workers.
 
     Attributes:
+        plain: Plain loop that runs one round after each round of medfl, or None.
         called_at: Time at which the recorder was created, before the run.
         started_at: Time at which the first round started.
         cpu_to_start: CPU seconds from the creation of the recorder to the first round.
-        ended_at: Time at which the last round ended.
-        cpu_at_end: CPU seconds of the process and its workers when the last round ended.
         wall: Seconds of each round.
         cpu: CPU seconds of each round.
-        memory: Proportional set size after each round in bytes.
-        plain: Plain loop that runs one round after each round of medfl, or None.
         plain_cpu: CPU seconds of each round of the plain loop.
+        evaluation: CPU seconds of the evaluation after the last round.
+        evaluated_at: Time at which this evaluation ended.
+        cpu_at_evaluation: CPU seconds of the process and its workers at that time.
+        memory: Proportional set size in bytes at the start of the first round, and after each round and evaluation.
     """
 
     plain: PlainLoop | None = None
     called_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0
     cpu_to_start: float = 0.0
-    ended_at: float = 0.0
-    cpu_at_end: float = 0.0
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
     plain_cpu: list[float] = field(default_factory=list)
+    evaluation: float = 0.0
+    evaluated_at: float = 0.0
+    cpu_at_evaluation: float = 0.0
+    memory: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._start_round()
+        self._start_clocks()
 
     def note_start(self, site: str, step: int) -> bool:
         """Record the start of the first round: medfl calls this before each site executes a request."""
         if not self.started_at:
             self.started_at = time.perf_counter()
             self.cpu_to_start = self.cpu_seconds() - self._cpu_mark
-            self._start_round()
+            self._note_memory()
+            self._start_clocks()
         return False
 
     def note_round(self, round_: int, rows: list[MetricRow]) -> None:
-        """Record the resources after a committed round, and run one round of the plain loop."""
-        self.ended_at = time.perf_counter()
-        self.wall.append(self.ended_at - self._wall_mark)
-        self.cpu_at_end = self.cpu_seconds()
-        self.cpu.append(self.cpu_at_end - self._cpu_mark)
-        self.memory.append(sum(process.memory_full_info().pss for process in self.processes()))
+        """Record the resources after a committed round, or after the evaluation of the last round.
+
+        medfl calls this once more with the number of the last round, after its evaluation.
+        """
+        if round_ == len(self.wall):
+            self.evaluated_at, self.cpu_at_evaluation = time.perf_counter(), self.cpu_seconds()
+            self.evaluation = self.cpu_at_evaluation - self._cpu_mark
+            self._note_memory()
+            return
+        self.wall.append(time.perf_counter() - self._wall_mark)
+        self.cpu.append(self.cpu_seconds() - self._cpu_mark)
+        self._note_memory()
         if self.plain is not None:
             before = time.process_time()
             self.plain.round(list(range(len(self.plain.train))))
             self.plain_cpu.append(time.process_time() - before)
-        self._start_round()
+        self._start_clocks()
 
-    def _start_round(self) -> None:
+    def _start_clocks(self) -> None:
         self._wall_mark, self._cpu_mark = time.perf_counter(), self.cpu_seconds()
+
+    def _note_memory(self) -> None:
+        processes = [psutil.Process(), *psutil.Process().children()]
+        self.memory.append(sum(process.memory_full_info().pss for process in processes))
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds so far of this process and its workers."""
         return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in psutil.Process().children())
-
-    def processes(self) -> list[psutil.Process]:
-        """Return this process and its workers."""
-        return [psutil.Process(), *psutil.Process().children()]
 
 
 def make_sites(number: int, has_images: bool) -> dict[str, Splits]:
@@ -128,10 +138,10 @@ def make_sites(number: int, has_images: bool) -> dict[str, Splits]:
     def dataset(rows: np.ndarray) -> ArrayDataset:
         return ArrayDataset(table, labels[rows], rows)
 
-    sites = {}
+    sites, none = {}, dataset(np.arange(0))
     for index in range(number):
         rows = np.arange(index * ROWS, (index + 1) * ROWS) % count
-        sites[f"site-{index + 1:05d}"] = Splits(dataset(rows[:TRAIN]), dataset(rows[:0]), dataset(rows[TRAIN:]))
+        sites[f"site-{index + 1:05d}"] = Splits(dataset(rows[:TRAIN]), none, dataset(rows[TRAIN:]))
     return sites
 
 
@@ -184,6 +194,7 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
             )
         )
         ended, cpu_ended = time.perf_counter(), recorder.cpu_seconds()
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         files = [path for path in run.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
     wall, cpu = np.array(recorder.wall), np.array(recorder.cpu)
@@ -196,10 +207,16 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
         "ms of wall for a site's step": 1e3 * float(np.median(wall)) / steps,
         "ms of CPU for a site's step": 1e3 * float(np.median(cpu)) / steps,
         "CPU of a round, second half to first": float(cpu[half:].mean() / cpu[:half].mean()),
-        "seconds after the last round": ended - recorder.ended_at,
-        "CPU seconds after the last round": cpu_ended - recorder.cpu_at_end,
-        "peak memory, MiB (PSS of all processes)": max(recorder.memory) / 2**20,
-        "memory growth, second half to first, MiB": (max(recorder.memory[half:]) - max(recorder.memory[:half])) / 2**20,
+        "ms of CPU to evaluate a site after the last round": 1e3 * recorder.evaluation / number,
+        "seconds after this evaluation": ended - recorder.evaluated_at,
+        "CPU seconds after this evaluation": cpu_ended - recorder.cpu_at_evaluation,
+        "memory at the first round, MiB (PSS of all processes)": recorder.memory[0] / 2**20,
+        "memory after a round or the evaluation, MiB, at most": max(recorder.memory) / 2**20,
+        "memory growth, second half of the rounds to first, MiB": (
+            max(recorder.memory[half + 1 : -1]) - max(recorder.memory[1 : half + 1])
+        )
+        / 2**20,
+        "highest memory of this process until the end, MiB (RSS)": highest,
         "files for a site": len(files) / number,
         "kB on disk for a site": size / number / 1e3,
     }

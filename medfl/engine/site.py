@@ -18,7 +18,15 @@ from medfl.contract import Capability, Method, Model, PeerMessage, Reply, Reques
 from medfl.data.pooled import countable_targets
 from medfl.engine.backend import MethodFactory, SiteResult
 from medfl.engine.encoding import Encoder
-from medfl.engine.evaluation import MetricRow, Predictors, Scorer, build_predictor, score_dataset, scores_to_rows
+from medfl.engine.evaluation import (
+    MetricRow,
+    Predictors,
+    ScoreCache,
+    Scorer,
+    build_predictor,
+    score_dataset,
+    scores_to_rows,
+)
 from medfl.engine.filters import Filters, check_receivers, unquantised_bytes
 from medfl.engine.journal import request_digest
 from medfl.engine.plan import RunPlan
@@ -79,6 +87,10 @@ class SiteOptions:
     checkpoint_minutes: float | None = None
 
 
+DEFAULT_SITE_OPTIONS = SiteOptions()
+"""Options of a site whose administrator decided nothing."""
+
+
 @dataclass
 class _Outgoing:
     """Everything of a step that leaves the site, after checks and filters.
@@ -107,15 +119,31 @@ class SiteRunner:
         options: Options that the site's administrator decides.
 
     Attributes:
+        name: Name of the site.
+        data: Data of the site.
         settings: Settings of the run.
         task: The learning problem, with class weights from the site's targets if the settings ask for them.
         run_id: Identifier of the run, from which the keys of the site's noise are derived.
-        scorer: Scorer of the site's models.
-        secret: Key of the site's privacy noise.
+        score_cache: Last scores of the site's personal models.
         store: Step files of the site.
-        inbox: Peer messages that wait for the site.
         account: Privacy account of the site, which records the noised values that leave it; None without privacy.
     """
+
+    __slots__ = (  # a run can have 100,000 sites
+        "_frozen_digest",
+        "_noises_training",
+        "_options",
+        "_peers",
+        "_post",
+        "account",
+        "data",
+        "name",
+        "run_id",
+        "score_cache",
+        "settings",
+        "store",
+        "task",
+    )
 
     def __init__(
         self,
@@ -124,29 +152,46 @@ class SiteRunner:
         folder: Path,
         plan: RunPlan,
         post: Callable[[int, PeerMessage], None],
-        options: SiteOptions | None = None,
+        options: SiteOptions = DEFAULT_SITE_OPTIONS,
     ) -> None:
-        options = options or SiteOptions()
         settings, task = plan.settings, plan.task
-        self._withheld, self._peers, self._signer = frozenset(options.withheld), plan.sites, options.signer
-        self._checkpoint_minutes = options.checkpoint_minutes
-        self._scored = [split for split in SCORED if split in options.scored]
-        self.name, self.data, self.settings = name, data, settings
+        self.name, self.data, self.settings, self._options = name, data, settings, options
+        self.run_id, self._peers, self._post = plan.run_id, plan.sites, post
         self.task = (
             task.with_class_weights(countable_targets(data.train, task.objective))
             if settings.balance == "loss"
             else task
         )
         self._frozen_digest = task.frozen_digest(settings.networks_by_site.get(name))
-        self.run_id, self._post, self.scorer = plan.run_id, post, Scorer(self.task, settings)
-        self.secret = options.secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._noises_training = policy_of(settings).noises_training and len(data.train) > 0
         if self._noises_training:
             self.run_id = derive_site_run_id(
                 plan.run_id, hash_dataset(data.train), task, settings.networks_by_site.get(name)
             )
-        self.store, self.inbox = Store(folder), Inbox(folder)
+        self.store = Store(folder)
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
+        self.score_cache: ScoreCache = {}
+
+    @property
+    def scorer(self) -> Scorer:
+        """Scorer of the site's models."""
+        return Scorer(self.task, self.settings, self.score_cache)
+
+    @property
+    def inbox(self) -> Inbox:
+        """Peer messages that wait for the site."""
+        return Inbox(self.store.folder)
+
+    @property
+    def secret(self) -> bytes:
+        """Key of the site's privacy noise."""
+        simulated = f"{self.settings.seed}/{self.name}/simulated secret"
+        return self._options.secret or hashlib.sha256(simulated.encode()).digest()
+
+    @property
+    def _scored_splits(self) -> list[str]:
+        """Splits whose scores may leave the site."""
+        return [split for split in SCORED if split in self._options.scored]
 
     def check_account(self) -> None:
         """Check that the privacy account lists all releases (noised values that left the site) of the stored steps.
@@ -293,9 +338,10 @@ class SiteRunner:
 
         With privacy of the unit ``sample`` the noise of a training must not be drawn twice, so there are none.
         """
-        if self._checkpoint_minutes is None or self._noises_training:
+        minutes = self._options.checkpoint_minutes
+        if minutes is None or self._noises_training:
             return None
-        return StepCheckpoints(self.store.folder, step, request, 60 * self._checkpoint_minutes)
+        return StepCheckpoints(self.store.folder, step, request, 60 * minutes)
 
     def _outgoing(
         self, method: Method, site: Site, request: Request, digest: str, released: list[str]
@@ -318,7 +364,7 @@ class SiteRunner:
         # A method may change the dictionaries of its request; the checks need the request as the server sent it.
         as_sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
         if isinstance(method, SecureMethod):
-            method = method.at(self.store.folder, noise, self._signer, self._peers)
+            method = method.at(self.store.folder, noise, self._options.signer, self._peers)
         reply = self._execute(method, site, request, digest, released)
         sent, meta = reply.tensors, reply.meta
         if not isinstance(method, SecureMethod):  # secure aggregation has already checked and filtered its inner reply
@@ -326,7 +372,7 @@ class SiteRunner:
             sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
         outgoing = _Outgoing(
             tensors=wire.prefixed(sent, "reply/"),
-            meta={key: value for key, value in meta.items() if key not in self._withheld},
+            meta={key: value for key, value in meta.items() if key not in self._options.withheld},
         )
         check_receivers(reply.peer_messages, Capability.PEER_MESSAGES in method.supports, self.name, self._peers)
         for index, message in enumerate(reply.peer_messages):
@@ -384,7 +430,7 @@ class SiteRunner:
         rows = scores_to_rows(costs, round_, self.name, "personal", "train", "trained")
         for kind, model in reply.trained.items() if "trained" in self.settings.moments else ():
             predictor = build_predictor(method, self.task, model)
-            for split in self._scored:
+            for split in self._scored_splits:
                 scores = score_dataset(predictor, getattr(self.data, split), self.task, self.settings)
                 rows += scores_to_rows(scores, round_, self.name, kind, split, "trained")
         return rows
@@ -417,7 +463,7 @@ class SiteRunner:
         Returns:
             Rows with the scores, and one row with the seconds that the scoring took.
         """
-        own = {split: getattr(self.data, split) for split in self._scored}
+        own = {split: getattr(self.data, split) for split in self._scored_splits}
         every = own | ({"shared": self.data.shared} if self.data.shared is not None else {})
         if not any(map(len, every.values())):
             return []

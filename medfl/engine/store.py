@@ -87,9 +87,11 @@ class Store:
             `medfl.utils.files.flush_files` before it relies on the step.
     """
 
+    __slots__ = ("_written", "flushes", "folder")  # a run can have 100,000 sites
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.flushes = folder, True
-        self._written: dict[int, tuple[int, int]] = {}
+        self._written: tuple[int, int, int] | None = None
 
     def path(self, step: int) -> Path:
         """Return the path of the file of a step."""
@@ -120,7 +122,7 @@ class Store:
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
         write_atomic(self.path(step), wire.encode(tensors, content, "crc32"), self.flushes)
-        self._written = {step: self._file_stamp(step)}
+        self._written = self._file_stamp(step)
         self._prune(keep)
 
     def load(self, step: int) -> StoredStep:
@@ -155,15 +157,15 @@ class Store:
         and the sent tensors are not read.
         """
         newest = next((step for step in reversed(self.steps()) if step < before), 0)
-        if newest in self._written and self._written[newest] == self._file_stamp(newest):
+        if self._written is not None and newest == self._written[0] and self._written == self._file_stamp(newest):
             return newest, self._read_state_after(newest)
         record = self.latest(before)
         return (0, State()) if record is None else (record.step, record.state())
 
-    def _file_stamp(self, step: int) -> tuple[int, int]:
-        """Return the time of the last change of a step's file, in ns, and its size."""
+    def _file_stamp(self, step: int) -> tuple[int, int, int]:
+        """Return the number of a stored step, the time of the last change of its file in ns, and the file's size."""
         status = self.path(step).stat()
-        return status.st_mtime_ns, status.st_size
+        return step, status.st_mtime_ns, status.st_size
 
     def set_damaged_aside(self) -> int:
         """Rename damaged files above the newest valid step to ``*.damaged``, and return the newest valid step.

@@ -155,7 +155,10 @@ def sha256_of(path: Path) -> str:
 
 def json_bytes(value: Any) -> bytes:
     """Serialize JSON as the content of a file: indented, with sorted keys."""
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+    data = bytearray()  # `json.dumps` would hold each number and bracket as an object of its own
+    for piece in json.JSONEncoder(indent=2, sort_keys=True).iterencode(value):
+        data += piece.encode()
+    return bytes(data + b"\n")
 
 
 def write_json(path: Path, value: Any) -> None:

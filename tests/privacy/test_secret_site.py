@@ -15,7 +15,7 @@ from torch import nn
 from medfl.contract import Capability, Reply, Request, Site
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
-from medfl.engine.site import SiteRunner, Splits
+from medfl.engine.site import SiteOptions, SiteRunner, Splits
 from medfl.engine.store import Store
 from medfl.errors import ContractError, StoreError
 from medfl.plugins import load_plugins
@@ -55,10 +55,16 @@ class Twice(Fit):
         return super().execute(site, request)
 
 
-def host_of(folder: Path, data: TensorData | None = None, task: Task | None = None, privacy: dict | None = PRIVACY):
+def host_of(
+    folder: Path,
+    data: TensorData | None = None,
+    task: Task | None = None,
+    privacy: dict | None = PRIVACY,
+    secret: bytes | None = None,
+) -> SiteRunner:
     data = data or make_data(20, "x")
-    settings = Settings(rounds=2, batch_size=25, privacy=privacy)
-    return SiteRunner("a", Splits(data, data, data), folder, make_plan(settings, task or make_task("plain")), print)
+    plan = make_plan(Settings(rounds=2, batch_size=25, privacy=privacy), task or make_task("plain"))
+    return SiteRunner("a", Splits(data, data, data), folder, plan, print, SiteOptions(secret))
 
 
 def sent(host: SiteRunner, method: type[Averaging], meta: dict | None = None) -> dict[str, torch.Tensor]:
@@ -79,9 +85,7 @@ def dropout(share: float = 0.5) -> Task:
 
 def test_all_numbers_of_a_site_come_from_its_secret(tmp_path: Path) -> None:
     def draw(name: str, secret: bytes | None = None, meta: dict | None = None, **more) -> dict[str, torch.Tensor]:
-        host = host_of(tmp_path / name, **more)
-        host.secret = secret or host.secret
-        return sent(host, Draws, meta)
+        return sent(host_of(tmp_path / name, secret=secret, **more), Draws, meta)
 
     first, again, other = draw("1"), draw("2"), draw("3", b"1" * 32)
     ordered, plain = (
@@ -102,8 +106,7 @@ def test_masks_and_changes_of_images_are_secret(tmp_path: Path, kind: str, monke
     task = dropout() if kind == "dropout" else dataclasses.replace(make_task("plain"), augmentation=change)
 
     def update(name: str, secret: bytes | None = None) -> torch.Tensor:
-        host = host_of(tmp_path / name, task=task)
-        host.secret = secret or host.secret
+        host = host_of(tmp_path / name, task=task, secret=secret)
         return torch.cat([t.flatten() for t in sent(host, Fit).values()])
 
     first = update("1")

@@ -225,7 +225,7 @@ class LocalBackend:
             chunks[smallest].append(name)
             filled[smallest] += sizes[name]
         for chunk in chunks:
-            caches = {name: runners[name].scorer.cache for name in chunk}
+            caches = {name: runners[name].score_cache for name in chunk}
             jobs.append(EvaluateJob(sites=chunk, score_caches=caches, step=step, round=round_, tensors=published))
         return jobs
 
@@ -238,7 +238,7 @@ class LocalBackend:
         for job, (result, predicted) in zip(jobs, results, strict=True):
             rows += [MetricRow(*row) for row in result["rows"]]
             for name, cache in result["score_caches"].items():
-                self._runner(name).scorer.cache = cache
+                self._runner(name).score_cache = cache
             if isinstance(job, PredictJob) and predicted:
                 parts.setdefault(job.test_set, []).append(predicted)
         for name, tensors in parts.items():
@@ -300,7 +300,7 @@ class LocalBackend:
                 return vars(self.hosts[job.request["to"]].step(self._make_method, job.to_request(), *at)), {}
             case EvaluateJob():
                 rows = self._evaluate(job)
-                caches = {name: self._runner(name).scorer.cache for name in job.sites}
+                caches = {name: self._runner(name).score_cache for name in job.sites}
                 return {"rows": rows, "score_caches": caches}, {}
             case PredictJob():
                 return {"rows": [], "score_caches": {}}, self._predict(job)
@@ -314,7 +314,7 @@ class LocalBackend:
         rows: list[MetricRow] = []
         for name in sorted(job.sites):
             runner = self._runner(name)
-            runner.scorer.cache = job.score_caches[name]
+            runner.score_cache = job.score_caches[name]
             rows += runner.evaluate(method, job.tensors, job.step, job.round, shared)
         return rows
 

@@ -27,7 +27,7 @@ from medfl.engine.runs.progress import committed_step, record_progress
 from medfl.engine.runs.start_source import start_origin
 from medfl.engine.runs.summary import summarise
 from medfl.engine.server import ServerLoop
-from medfl.engine.site import SiteOptions, SiteRunner, Splits
+from medfl.engine.site import DEFAULT_SITE_OPTIONS, SiteOptions, SiteRunner, Splits
 from medfl.engine.status import FINISHED
 from medfl.engine.store import LOCK_SECONDS, Store, lock_for_writing
 from medfl.errors import RefusedError, StoreError
@@ -114,7 +114,11 @@ class RunWriter:
             ) from error
 
     def runner(
-        self, name: str, data: Splits, post: Callable[[int, PeerMessage], None], options: SiteOptions | None = None
+        self,
+        name: str,
+        data: Splits,
+        post: Callable[[int, PeerMessage], None],
+        options: SiteOptions = DEFAULT_SITE_OPTIONS,
     ) -> SiteRunner:
         """Return the runner that executes a site's requests and stores the site's state in the run folder.
 

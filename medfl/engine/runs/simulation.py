@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -175,14 +175,15 @@ class SimulationResult:
 
     Attributes:
         outcome: Status of the run and models of the server.
-        models: Maps each site to its models by kind (``global``, ``personal``).
+        models: Maps each site to its models by kind (``global``, ``personal``). They are read from the run folder on
+            access, since the models of many sites may not fit into memory.
         summary: Content of ``summary.json``.
         features: Maps each site to its cached features; empty if the run cached none.
         feature_maps: Maps each site to the map of its features; empty if the run harmonised none.
     """
 
     outcome: RunOutcome
-    models: dict[str, dict[str, Model]]
+    models: Mapping[str, dict[str, Model]]
     summary: Summary
     features: dict[str, SiteFeatures] = field(default_factory=dict)
     feature_maps: dict[str, FeatureMap] = field(default_factory=dict)
@@ -195,6 +196,31 @@ class SimulationResult:
             site: Name of the site.
         """
         return models_for_images(self.models.get(site, {}), run.method.make(), run.task, self.feature_maps.get(site))
+
+
+class _SiteModels(Mapping[str, dict[str, Model]]):
+    """Models of each site of a run, by kind, which are read from the run folder on access.
+
+    Args:
+        runners: Maps each site to its runner.
+        make_method: Function that creates the method of the run.
+        outcome: Outcome of the run.
+    """
+
+    def __init__(
+        self, runners: Mapping[str, SiteRunner], make_method: Callable[[], Method], outcome: RunOutcome
+    ) -> None:
+        self._runners, self._make_method, self._outcome = runners, make_method, outcome
+
+    def __getitem__(self, site: str) -> dict[str, Model]:
+        outcome = self._outcome
+        return self._runners[site].models(self._make_method(), outcome.published, outcome.step, outcome.round)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._runners)
+
+    def __len__(self) -> int:
+        return len(self._runners)
 
 
 def simulate(run: SimulatedRun) -> SimulationResult:
@@ -273,22 +299,16 @@ class _LocalParticipants(RunParticipants):
         self._backend.close()
 
     def export(self, outcome: RunOutcome) -> Summary:
+        plan, runners = self.writer.plan, self._hosts | self._viewers
         self.result = SimulationResult(
             outcome=outcome,
-            models=self._models(outcome),
+            models=_SiteModels({name: runners[name] for name in plan.sites}, plan.make_method, outcome),
             summary=self._summarise(outcome),
             features=self._features(),
             feature_maps=self._feature_maps,
         )
         self.run.callbacks.export(self.run, self.result)  # it may add to the summary
         return self.result.summary
-
-    def _models(self, outcome: RunOutcome) -> dict[str, dict[str, Model]]:
-        runners, method = self._hosts | self._viewers, self.writer.plan.make_method()
-        return {
-            name: runners[name].models(method, outcome.published, outcome.step, outcome.round)
-            for name in self.writer.plan.sites
-        }
 
     def _features(self) -> dict[str, SiteFeatures]:
         """Return the cached features of the sites that train."""
@@ -378,13 +398,14 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
 
     If the method pools the data, one participant holds the training data of all sites, and the sites have test data.
     """
+    options = SiteOptions(checkpoint_minutes=run.execution.checkpoint_minutes)
+
+    def post(step: int, peer_message: PeerMessage) -> None:
+        Inbox(run.folder / "state" / peer_message.to).post(step, peer_message.sender, peer_message)
 
     def site(name: str, data: Splits) -> SiteRunner:
-        def post(step: int, peer_message: PeerMessage) -> None:
-            Inbox(run.folder / "state" / peer_message.to).post(step, name, peer_message)
-
-        options = SiteOptions(run.simulation.secrets.get(name), checkpoint_minutes=run.execution.checkpoint_minutes)
-        return writer.runner(name, data, post, options)
+        secret = run.simulation.secrets.get(name)
+        return writer.runner(name, data, post, replace(options, secret=secret) if secret else options)
 
     viewers = {held: writer.viewer(held, test) for held, test in run.data.server_tests.items()}
     sites = dict(sorted(run.data.sites.items()))

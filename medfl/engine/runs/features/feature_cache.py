@@ -113,7 +113,6 @@ def cache_features(
     for runner in runners:
         runner.data = extractor.splits(runner.data, folder_of(runner.name))
         runner.task = runner.task.on_features()
-        runner.scorer = replace(runner.scorer, task=runner.task)
     logger.info("The features of the frozen body are computed once, and stored in the folders of the sites.")
     return True
 
