@@ -6,8 +6,11 @@ import gzip
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from run_records import metric_scores, summary_of
@@ -16,7 +19,7 @@ from study_toys import SMALL, changed, write_run
 from medfl.cli.main import main
 from medfl.errors import SettingsError
 from medfl.records.run_file import RunFile
-from medfl.records.summary import Summary
+from medfl.records.summary import MetricScores, Summary
 from medfl.testing.synthetic import make_cohort
 from medfl_report.claims import check_claim, correct_claims
 from medfl_report.groups import Group
@@ -28,7 +31,7 @@ from medfl_studies.results.collect import StudyPart, collect_study
 from medfl_studies.results.paper_curves import curve_points
 from medfl_studies.results.paper_orders import ItemResult, item_result
 from medfl_studies.results.paper_tables import paper_state, paper_table, run_scale
-from medfl_studies.results.recorded_study import read_results
+from medfl_studies.results.recorded_study import StudyResults, read_results
 from medfl_studies.study_reader import read_study
 
 FINAL = {
@@ -204,6 +207,52 @@ def test_an_unknown_metric_and_too_few_runs_decide_nothing(results):
     assert {*result.columns[0].ours.values()} == {None}
     assert (result.count("open"), result.untested, result.tests) == (6, 6, 0)
     assert all(order.difference is None and math.isnan(order.p_holm) for order in result.orders)
+
+
+def predicting(results: StudyResults) -> StudyResults:
+    """Return raw results whose runs have predictions of the global model for 300 images, with its score as accuracy."""
+    labels = np.arange(300) % 2
+    runs = []
+    for kept, run in zip(results.raw.runs, results.runs, strict=True):
+        right = np.random.default_rng([ord(kept.row), kept.seed]).permutation(300) < round(
+            300 * run.server_score("accuracy")
+        )
+        table = pd.DataFrame({"row": range(300), "label": labels, "p0": np.where(right == (labels == 0), 0.9, 0.1)})
+        runs.append(replace(run, tables={"global": table.assign(p1=1 - table["p0"])}))
+    return replace(results, runs=tuple(runs))
+
+
+@pytest.mark.parametrize("measure", ["global_final", "shared_test"])
+def test_predictions_for_the_servers_images_are_tested_over_seeds_and_patients(results, measure):
+    column = PAPERS["papers"][0]["items"][0]["columns"][0] | {"measure": measure}
+    item = PaperItem.model_validate(PAPERS["papers"][0]["items"][0] | {"columns": [column]})
+    tested = item_result(results[0].paper, item, predicting(results[0].results))
+    alone = item_result(results[0].paper, item, results[0].results)
+    for order, before in zip(tested.orders, alone.orders, strict=True):
+        assert order.test.over_patients.patients == 300
+        assert order.test.over_patients.variance > 0, "all seeds have the same images"
+        assert order.test.p > before.test.p
+        interval, narrow = order.test.over_runs.interval, before.test.over_runs.interval
+        assert interval.high - interval.low > narrow.high - narrow.low
+    assert [order.result for order in tested.orders[:2]] == ["holds", "holds"]
+    assert {order.result for order in alone.orders} == {"holds (seeds only)", "reversed (seeds only)", "open"}
+    assert [tested.count_seeds_only(verdict) for verdict in ("holds", "reversed")] == [0, 0]
+    assert [alone.count_seeds_only(verdict) for verdict in ("holds", "reversed", "open")] == [3, 2, 0]
+
+
+def test_models_of_the_sites_are_not_tested_by_predictions_of_the_global_model(results):
+    raw = predicting(results[0].results)
+    scores = {"shared": {"accuracy": MetricScores(mean=0.5, worst=0.5, sites={"site-01": 0.5, "site-02": 0.5})}}
+    runs = [
+        replace(run, summary=run.summary.model_copy(update={"scores": {**run.scores, "personal": scores}}))
+        if kept.row == "a"
+        else run
+        for kept, run in zip(raw.raw.runs, raw.runs, strict=True)
+    ]
+    column = PAPERS["papers"][0]["items"][0]["columns"][0] | {"measure": "shared_test"}
+    item = PaperItem.model_validate(PAPERS["papers"][0]["items"][0] | {"columns": [column]})
+    orders = item_result(results[0].paper, item, replace(raw, runs=tuple(runs))).orders
+    assert [order.test.over_patients.p is None for order in orders] == [order.better == "A" for order in orders]
 
 
 # ---- state, scale, curves

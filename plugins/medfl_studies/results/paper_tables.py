@@ -115,7 +115,7 @@ def orders_table(result: ItemResult) -> str:
             column.column.name,
             _difference(result.item, order.difference),
             f"{order.p_holm:.4f}",
-            order.verdict,
+            order.result,
             "patients and seeds" if order.test.over_patients.p is not None else "seeds",
         ]
         for column in result.columns
