@@ -64,13 +64,13 @@ class Order:
 
     @property
     def is_over_seeds_only(self) -> bool:
-        """True if the order holds or is reversed by a test over the seeds alone, without one over patients."""
-        return self.verdict != "open" and self.test.over_patients.p is None
+        """True if there is no test over patients, so that the verdict is about the seeds alone."""
+        return self.test.over_patients.p is None
 
     @property
     def result(self) -> str:
-        """The verdict, with the addition "(seeds only)" if there is no test over patients."""
-        return f"{self.verdict} (seeds only)" if self.is_over_seeds_only else self.verdict
+        """The verdict, with the addition "(seeds only)" if it is not open and there is no test over patients."""
+        return f"{self.verdict} (seeds only)" if self.verdict != "open" and self.is_over_seeds_only else self.verdict
 
     @property
     def uncorrected(self) -> Verdict:
@@ -149,9 +149,10 @@ class ItemResult:
         """Return the number of orders with a verdict, with or without the correction for all comparisons."""
         return sum((order.verdict if corrected else order.uncorrected) == verdict for order in self.orders)
 
-    def count_seeds_only(self, verdict: Verdict) -> int:
-        """Return the number of orders with a verdict by a test over the seeds alone."""
-        return sum(order.verdict == verdict and order.is_over_seeds_only for order in self.orders)
+    def count_seeds_only(self, verdict: Verdict, corrected: bool = True) -> int:
+        """Return the number of orders with a verdict, as `count`, that have no test over patients."""
+        orders = [order for order in self.orders if order.is_over_seeds_only]
+        return sum((order.verdict if corrected else order.uncorrected) == verdict for order in orders)
 
     @property
     def untested(self) -> int:

@@ -1,4 +1,4 @@
-"""Predictions of a run's global model for the server's test images, which a run itself does not write."""
+"""Predictions of a run's global model for the server's test images. A run itself does not write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CollectedRun(RunRecord):
-    """A run whose raw results are collected.
+    """A run in a study that is collected.
 
     Attributes:
         server_table: Predictions of the global model for the server's test images; None without them.
@@ -62,7 +62,7 @@ def _predict_server_test(run: RunRecord, data: Path) -> pd.DataFrame | None:
 
     Returns:
         None if the run has no score of a global model on the server's test images, or its model or these images are not
-        there. None, with a warning, if the predictions can't be made or have other scores than the run recorded.
+        there. None, with a warning, if the predictions can't be made or contradict the recorded scores.
     """
     recorded = {metric: run.server_score(metric) for metric in run.task_metrics}
     bundle = run.folder / GLOBAL
