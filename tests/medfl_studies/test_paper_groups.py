@@ -35,7 +35,7 @@ def make_result(folder: Path, kind: str, **facts: tuple[str, ...]) -> ItemResult
         groups[row] = Group(row, (read_run(path),))
     item = PaperItem.model_validate(ITEM | {"groups": {"kind": kind, "data": "demo"}})
     results = SimpleNamespace(groups=lambda data: groups if data == "demo" else {})
-    return ItemResult(Paper(name="P", source="A.", items=()), item, results, (), 0)  # type: ignore[arg-type]
+    return ItemResult(Paper(name="P", source="A.", others="", items=()), item, results, (), 0)  # type: ignore[arg-type]
 
 
 def read_cells(text: str) -> list[list[str]]:

@@ -6,8 +6,11 @@ import gzip
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from run_records import metric_scores, summary_of
@@ -16,7 +19,7 @@ from study_toys import SMALL, changed, write_run
 from medfl.cli.main import main
 from medfl.errors import SettingsError
 from medfl.records.run_file import RunFile
-from medfl.records.summary import Summary
+from medfl.records.summary import MetricScores, Summary
 from medfl.testing.synthetic import make_cohort
 from medfl_report.claims import check_claim, correct_claims
 from medfl_report.groups import Group
@@ -25,10 +28,17 @@ from medfl_studies.records.paper_items import PaperItem, read_papers
 from medfl_studies.records.raw_results import RawResults, UnfinishedRun
 from medfl_studies.results.check_pages import check_results, update_sums
 from medfl_studies.results.collect import StudyPart, collect_study
-from medfl_studies.results.paper_curves import curve_points
+from medfl_studies.results.paper_curves import curve_points, time_note
 from medfl_studies.results.paper_orders import ItemResult, item_result
-from medfl_studies.results.paper_tables import paper_state, paper_table, run_scale
-from medfl_studies.results.recorded_study import read_results
+from medfl_studies.results.paper_tables import (
+    open_orders,
+    orders_summary,
+    paper_state,
+    paper_summary,
+    paper_table,
+    run_scale,
+)
+from medfl_studies.results.recorded_study import StudyResults, read_results
 from medfl_studies.study_reader import read_study
 
 FINAL = {
@@ -46,17 +56,20 @@ PAPERS = {
         {
             "name": "FedTest",
             "source": "A, B (2026).",
+            "others": "Figure 2 is a drawing.",
             "items": [
                 {
                     "item": "table 1",
                     "shows": "Four methods.",
                     "data": "photographs",
+                    "our_data": "drawings",
                     "studies": ["small"],
                     "raw": "small",
                     "rows": {"A": "a", "B": "b", "C": "c", "D": "d", "E": "e"},
                     "columns": [
                         {
                             "name": "final",
+                            "ours": "on photographs",
                             "data": "demo",
                             "measure": "global_final",
                             "printed": {"A": 0.9, "B": 0.8, "C": 0.7, "D": 0.6, "E": 0.5},
@@ -88,10 +101,12 @@ TEMPLATE = """{% set results = papers("papers.yaml") %}
 
 {{ result.item.reason }}{{ result.item.tried }}
 {{ paper_table(result) }}
+{% if result.orders %}{{ orders_summary(result) }}{% endif %}
 {{ orders_table(result) }}
 {{ open_orders(result) }}
 {% for curve in result.item.curves %}
 {{ curve_table(result, curve) }}
+{{ time_note(result, curve) }}
 {% endfor %}
 {% endfor %}
 """
@@ -180,6 +195,38 @@ def test_verdicts_are_those_of_checked_claims_after_holms_correction(results):
     assert [order.difference.low for order in results[0].orders] == [claim.interval.low for claim in claims]
 
 
+def test_orders_of_too_few_runs_are_counted_and_not_listed(results):
+    raw = results[0].results
+    few = [
+        replace(raw, runs=raw.runs[:count], raw=raw.raw.model_copy(update={"runs": raw.raw.runs[:count]}))
+        for count in (4, 11)
+    ]
+    one_seed, without_d = (item_result(results[0].paper, results[0].item, part) for part in few)
+    assert {run.seed for run in one_seed.runs} == {0}
+    assert paper_summary([one_seed], "FedTest") == (
+        "None of this paper's 6 orders was tested: the runs have one seed, and a test needs three."
+    )
+    assert orders_summary(one_seed).startswith("None of the 6 orders was tested (too few runs). ")
+    assert open_orders(one_seed) == ""
+    assert paper_summary([without_d], "FedTest") == paper_summary([one_seed], "Other") == ""
+    assert "and 3 were not tested (too few runs), after a correction for 3 comparisons" in orders_summary(without_d)
+    assert open_orders(without_d) == "- final (medfl: on photographs): no order was tested."
+
+
+def test_curves_by_time_state_whether_the_time_of_a_claim_is_reached(results):
+    item = results[0].item
+    shown = item.model_copy(update={"rows": {"B": "b", "A": "a"}})
+    for claimed_at, words in (
+        (500, "the claim at 500 seconds can't be compared, because B's curve"),
+        (40, "B's curve"),
+    ):
+        curve = item.curves[1].model_copy(update={"methods": (), "claimed_at": claimed_at})
+        note = time_note(replace(results[0], item=shown), curve)
+        assert note.startswith("A is higher than B at 4 of the 4 times, and its difference is +0.410 at the last one.")
+        assert f"{words} ends after 40 seconds" in note
+    assert time_note(results[0], item.curves[1]) == "", "no claim"
+
+
 def test_the_rank_correlation_is_spearmans(results):
     # ranks of the paper 4, 3, 2, 1; ours 4, 1, 3, 2: 1 - 6 * (0 + 4 + 1 + 1) / (4 * 15)
     assert results[0].columns[0].correlation == pytest.approx(0.4)
@@ -204,6 +251,52 @@ def test_an_unknown_metric_and_too_few_runs_decide_nothing(results):
     assert {*result.columns[0].ours.values()} == {None}
     assert (result.count("open"), result.untested, result.tests) == (6, 6, 0)
     assert all(order.difference is None and math.isnan(order.p_holm) for order in result.orders)
+
+
+def predicting(results: StudyResults) -> StudyResults:
+    """Return raw results whose runs have predictions of the global model for 300 images, with its score as accuracy."""
+    labels = np.arange(300) % 2
+    runs = []
+    for kept, run in zip(results.raw.runs, results.runs, strict=True):
+        right = np.random.default_rng([ord(kept.row), kept.seed]).permutation(300) < round(
+            300 * run.server_score("accuracy")
+        )
+        table = pd.DataFrame({"row": range(300), "label": labels, "p0": np.where(right == (labels == 0), 0.9, 0.1)})
+        runs.append(replace(run, tables={"global": table.assign(p1=1 - table["p0"])}))
+    return replace(results, runs=tuple(runs))
+
+
+@pytest.mark.parametrize("measure", ["global_final", "shared_test"])
+def test_predictions_for_the_servers_images_are_tested_over_seeds_and_patients(results, measure):
+    column = PAPERS["papers"][0]["items"][0]["columns"][0] | {"measure": measure}
+    item = PaperItem.model_validate(PAPERS["papers"][0]["items"][0] | {"columns": [column]})
+    tested = item_result(results[0].paper, item, predicting(results[0].results))
+    alone = item_result(results[0].paper, item, results[0].results)
+    for order, before in zip(tested.orders, alone.orders, strict=True):
+        assert order.test.over_patients.patients == 300
+        assert order.test.over_patients.variance > 0, "all seeds have the same images"
+        assert order.test.p > before.test.p
+        interval, narrow = order.test.over_runs.interval, before.test.over_runs.interval
+        assert interval.high - interval.low > narrow.high - narrow.low
+    assert [order.result for order in tested.orders[:2]] == ["holds", "holds"]
+    assert {order.result for order in alone.orders} == {"holds (seeds only)", "reversed (seeds only)", "open"}
+    assert [tested.count_seeds_only(verdict) for verdict in ("holds", "reversed")] == [0, 0]
+    assert [alone.count_seeds_only(verdict) for verdict in ("holds", "reversed", "open")] == [3, 2, 1]
+
+
+def test_models_of_the_sites_are_not_tested_by_predictions_of_the_global_model(results):
+    raw = predicting(results[0].results)
+    scores = {"shared": {"accuracy": MetricScores(mean=0.5, worst=0.5, sites={"site-01": 0.5, "site-02": 0.5})}}
+    runs = [
+        replace(run, summary=run.summary.model_copy(update={"scores": {**run.scores, "personal": scores}}))
+        if kept.row == "a"
+        else run
+        for kept, run in zip(raw.raw.runs, raw.runs, strict=True)
+    ]
+    column = PAPERS["papers"][0]["items"][0]["columns"][0] | {"measure": "shared_test"}
+    item = PaperItem.model_validate(PAPERS["papers"][0]["items"][0] | {"columns": [column]})
+    orders = item_result(results[0].paper, item, replace(raw, runs=tuple(runs))).orders
+    assert [order.test.over_patients.p is None for order in orders] == [order.better == "A" for order in orders]
 
 
 # ---- state, scale, curves
@@ -231,7 +324,13 @@ def test_curves_are_means_over_the_seeds(results):
 def test_the_page_has_the_numbers_of_paper_and_runs(docs):
     text = (docs / "papers.md").read_text()
     cells = ["FedTest", "table 1", "`small`", "12 of 12 runs finished", "4 rounds, 2 sites, 3 seeds, fp32"]
-    assert f"| {' | '.join(cells)} | 6 | 3 | 2 | 1 | 4 |" in text
+    assert f"| {' | '.join(cells)} | 6 | 0 | 0 | 3 | 2 | 1 | 0 | 4 |" in text
+    assert "| A > B | final (medfl: on photographs) | +0.410 [" in text
+    assert "| holds (seeds only) | seeds |" in text
+    assert "| method | final: paper | on photographs: medfl (drawings) | elsewhere: paper |" in text
+    assert (
+        "3 hold (seeds only), 2 are reversed (seeds only) and 1 is open, after a correction for 6 comparisons" in text
+    )
     assert "| A | 0.900 | 0.910 ± 0.010 | 0.321 |" in text
     assert "| E | 0.500 | – | – |" in text
     assert "C > D (+0.002 [" in text

@@ -53,7 +53,7 @@ from medfl_studies.results.fair_tables import (
     validation_table,
 )
 from medfl_studies.results.page_formats import cell, count_word, ends, interval, p_cell, short, signed, size
-from medfl_studies.results.page_statistics import DataScores, Estimate
+from medfl_studies.results.page_statistics import DataScores, Estimate, image_epsilon, site_epsilon
 from medfl_studies.results.page_tables import methods_table
 from medfl_studies.results.pages import choose_pages, page_renderer
 from medfl_studies.results.recorded_study import ATTACKS, TEXT_COLUMNS, RecordedRun, read_results
@@ -676,6 +676,13 @@ def test_a_table_of_methods_has_the_corrected_effects(collected) -> None:
     assert [family[ROW].effect] == expected.loc[expected["label"] == ROW, "effect"].tolist()
     columns = (cell(family[ROW], "+"), p_cell(family[ROW]), family[ROW].effect)
     assert f" | {' | '.join(columns)} |" in methods_table(scores, "alone")
+
+
+def test_epsilons_are_those_of_the_closed_forms():
+    images = [image_epsilon(0.15, is_replaced) for is_replaced in (False, True)]
+    assert images == pytest.approx([13.76, 34.63], abs=0.005)
+    sites = [site_epsilon(3.98856, 20, is_replaced) for is_replaced in (False, True)]
+    assert sites == pytest.approx([5.0, 11.52], abs=0.005)
 
 
 def test_formats():

@@ -29,6 +29,7 @@ class PaperColumn(StrictModel):
 
     Attributes:
         name: Name of the column.
+        ours: Name of the column of our runs, such as another partition; empty for `name`.
         printed: Maps each method to the number that the paper prints; larger is better. Empty if it prints none.
         orders: Pairs (better, worse) of methods that a figure or the text states without numbers.
         data: Data set of the study that repeats the column; None if no study does.
@@ -37,11 +38,17 @@ class PaperColumn(StrictModel):
     """
 
     name: str
+    ours: str = ""
     printed: dict[str, float] = {}
     orders: tuple[tuple[str, str], ...] = ()
     data: str | None = None
     measure: str | None = None
     metric: str = "accuracy"
+
+    @property
+    def label(self) -> str:
+        """Name of the column, followed by the name of our column if it differs."""
+        return f"{self.name} (medfl: {self.ours})" if self.ours else self.name
 
     @model_validator(mode="after")
     def _check_measure(self) -> Self:
@@ -62,6 +69,7 @@ class PaperCurve(StrictModel):
         kind: Quantity on the vertical axis.
         metric: Metric of the scores.
         methods: Methods with a curve; empty means all.
+        claimed_at: Second at which the paper states a gain of the last method over the first; None without a claim.
     """
 
     name: str
@@ -69,6 +77,7 @@ class PaperCurve(StrictModel):
     kind: CurveKind
     metric: str = "accuracy"
     methods: tuple[str, ...] = ()
+    claimed_at: int | None = None
 
 
 class PaperGroups(StrictModel):
@@ -91,6 +100,7 @@ class PaperItem(StrictModel):
         item: Name in the paper, such as ``table 1``.
         shows: Content of the table or figure.
         data: Data of the paper.
+        our_data: Name of the data of our runs if the paper has others; empty otherwise.
         studies: Names of the study files that repeat it; empty without any.
         raw: Folder of raw results that the page shows; None if no study was run.
         differs: Differences between the runs and the paper, as sentences.
@@ -101,12 +111,14 @@ class PaperItem(StrictModel):
         columns: Columns of the table.
         curves: Curves of the figure.
         groups: Groups of persons that the item compares; None without any.
-        tried: Ingredients that were tried where an order does not hold, as sentences.
+        tried: Ingredients that were tried where an order does not hold, if the results are kept; empty
+            if none was tried.
     """
 
     item: str
     shows: str
     data: str
+    our_data: str = ""
     studies: tuple[str, ...] = ()
     raw: str | None = None
     differs: str = ""
@@ -143,11 +155,13 @@ class Paper(StrictModel):
     Attributes:
         name: Name of its method.
         source: Authors, title, place and year.
+        others: Tables and figures without an item, such as drawings of the method, as sentences.
         items: Its tables and figures.
     """
 
     name: str
     source: str
+    others: str
     items: tuple[PaperItem, ...]
 
 

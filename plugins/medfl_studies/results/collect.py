@@ -18,9 +18,10 @@ import pandas as pd
 
 from medfl import __version__
 from medfl.data.datalists import DATALIST_FILE, Datalist, read_datalist
-from medfl.engine.runs.records import RunRecord, read_run
+from medfl.engine.runs.records import RunRecord
 from medfl.errors import DataError, SettingsError, StoreError, did_you_mean
 from medfl.plugins import load_plugins
+from medfl.types import GLOBAL
 from medfl.utils.files import bytes_in, write_atomic
 from medfl_report.predictions import read_prediction_sets
 from medfl_studies.attacks import RUN_KEY, attack_jobs, attack_values
@@ -30,7 +31,7 @@ from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.pretrained_weights import find_weights
 from medfl_studies.records.raw_results import CodeVersion, KeptDataSet, KeptRun, RawResults, UnfinishedRun
 from medfl_studies.records.study_files import JobIdentity
-from medfl_studies.results.compressed_tables import round_probabilities, write_table
+from medfl_studies.results.compressed_tables import MAX_ROUNDING_ERROR, round_probabilities, write_table
 from medfl_studies.results.recorded_study import (
     ATTACKS,
     ROUNDS,
@@ -45,6 +46,7 @@ from medfl_studies.results.recorded_study import (
     run_name,
     score_rows,
 )
+from medfl_studies.results.server_predictions import collect_run
 from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.schema import FULL_SCALE, Study, slug
 from medfl_studies.study import default_output_dir
@@ -53,9 +55,6 @@ from medfl_studies.study_tables import ENDED_STATUSES
 
 DIGITS = 9
 """Number of significant digits of predictions by default: those of the run folders."""
-
-MAX_ROUNDING_ERROR = 5e-4
-"""Largest change of a score by the rounding of predictions: half of the last digit that tables show."""
 
 UNSTATED_LICENCES = ("", "unknown")
 """Texts in a data list that state no licence."""
@@ -202,7 +201,7 @@ def _find_runs(study: Study, jobs: Sequence[RunJob], out: Path) -> _StudyRuns:
             "no_run", f"No run of '{study.name}' has ended in '{out}'. Give the folder with --out.", path=out
         )
     names = [name for name in study.data if any(job.data == name for job in ended)]
-    records = {job: read_run(job.folder) for job in ended}
+    records = {job: collect_run(job.folder, job.dataset_dir) for job in ended}
     return _StudyRuns(
         runs=[(_keep_run(job, record), record) for job, record in records.items()],
         data={name: _describe_data(name, [job for job in ended if job.data == name]) for name in names},
@@ -232,13 +231,14 @@ def _check_earlier(earlier: StudyResults, options: Mapping[str, Any], jobs: Sequ
         jobs: All runs of the study file with the seeds of the earlier runs.
 
     Raises:
-        StoreError: If the earlier raw results have another scale or number of digits, or a run that is not in the
-            study file or has other options there.
+        StoreError: If the earlier raw results have another scale, predictions with another number of digits, or a run
+            that is not in the study file or has other options there.
     """
     raw, place = earlier.raw, earlier.folder
+    is_rounded = any(kept.predictions is not None for kept in raw.data.values())
     for name, now in options.items():
         before = getattr(raw, name)
-        if before != now:
+        if before != now and (is_rounded or name == "scale"):
             raise StoreError(
                 "other_results",
                 f"The raw results in '{place}' have --{name} {before}, got --{name} {now}. Give the same, or collect "
@@ -448,14 +448,14 @@ def _check_options(identity: JobIdentity | None, job: RunJob, place: str) -> Non
 
 
 def _prediction_table(runs: Sequence[tuple[KeptRun, RunRecord]]) -> pd.DataFrame:
-    """Return the predictions of the exported models for the test images of all sites, in a fixed order."""
+    """Return the predictions of the exported models for the test images of all sites and the server, in order."""
     parts = []
     for kept, run in sorted(runs, key=lambda item: (item[0].row, item[0].seed, item[0].fold or 0)):
-        for site in sorted(read_prediction_sets(run)):
-            table = run.predictions(site)
-            assert table is not None  # the site has a test set
+        for site in sorted({*read_prediction_sets(run), GLOBAL}):
+            if (table := run.predictions(site)) is None:
+                continue  # the server has no test set
             head = {"data": kept.data, "row": kept.row, "seed": kept.seed, "fold": kept.fold, "site": site}
-            head |= {"split": "test", "model": run.exported_kind(site)}
+            head |= {"split": "test", "model": run.exported_kind(site) or GLOBAL}
             content = table.rename(columns={"row": "image"}).sort_values("image", kind="stable")
             parts.append(pd.DataFrame(head, index=content.index).join(content))
     if not parts:

@@ -12,6 +12,9 @@ import pandas as pd
 from medfl.errors import StoreError
 from medfl.utils.files import gzip_bytes, write_atomic
 
+MAX_ROUNDING_ERROR = 5e-4
+"""Largest change of a score by the rounding of predictions: half of the last digit that tables show."""
+
 
 def write_table(path: Path, table: pd.DataFrame, digits: int | None = None) -> None:
     """Write a table as ``csv.gz``, without a time stamp or a file name in it.

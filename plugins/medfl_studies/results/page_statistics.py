@@ -24,6 +24,8 @@ from medfl.engine.runs.records import RunRecord
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.metrics import worst
 from medfl.plugins import Registry, load_plugins
+from medfl.privacy.gaussian import epsilon
+from medfl.privacy.release import ImageRelease
 from medfl.utils.formats import none_if_nan
 from medfl_report.compare import compare, comparison_row, run_means
 from medfl_report.groups import Group
@@ -324,6 +326,29 @@ class DataScores:
     @cached_property
     def _first_sets(self) -> Mapping[str, PredictionSet]:
         return self.results.read_sets(self.group(self.rows[0]).runs[0])
+
+
+def image_epsilon(variance: float, is_replaced: bool) -> float:
+    """Return the epsilon of one image's part that is clipped to L2 norm 1 and sent once with Gaussian noise.
+
+    Args:
+        variance: Variance of the noise.
+        is_replaced: Whether another image takes the image's place; otherwise it is added or removed.
+    """
+    value = ImageRelease("gaussian", variance, clip=1.0).epsilon("replace" if is_replaced else "add_remove")
+    assert value is not None  # the part is clipped
+    return value
+
+
+def site_epsilon(noise: float, releases: int, is_replaced: bool) -> float:
+    """Return the epsilon of a site's clipped updates with Gaussian noise, for a delta of 1e-5.
+
+    Args:
+        noise: Standard deviation of the noise over the clip (`DataScores.noise`).
+        releases: Number of updates.
+        is_replaced: Whether other data take the place of the site's; otherwise its updates count as nothing.
+    """
+    return epsilon(noise, releases, 1e-5, 2.0 if is_replaced else 1.0)
 
 
 def _over_seeds(values: Sequence[float]) -> Estimate | None:

@@ -16,7 +16,15 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
 from medfl_studies.records.paper_items import read_papers
-from medfl_studies.results import fair_tables, page_formats, page_tables, paper_groups, paper_tables
+from medfl_studies.results import (
+    fair_tables,
+    page_formats,
+    page_statistics,
+    page_tables,
+    paper_curves,
+    paper_groups,
+    paper_tables,
+)
 from medfl_studies.results.attack_results import AttackResults, attack_results
 from medfl_studies.results.page_statistics import DataScores
 from medfl_studies.results.paper_orders import ItemResult, item_result
@@ -228,13 +236,18 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "group_table": paper_groups.group_table,
         "measure_notes": paper_tables.measure_notes,
         "open_orders": paper_tables.open_orders,
+        "orders_summary": paper_tables.orders_summary,
         "orders_table": paper_tables.orders_table,
         "paper_state": paper_tables.paper_state,
+        "paper_summary": paper_tables.paper_summary,
         "paper_table": paper_tables.paper_table,
         "papers_overview": paper_tables.papers_overview,
         "run_scale": paper_tables.run_scale,
         "study_names": paper_tables.study_names,
+        "time_note": paper_curves.time_note,
         "figures": functions.figures,
+        "image_epsilon": page_statistics.image_epsilon,
+        "site_epsilon": page_statistics.site_epsilon,
         "require": functions.require,
         "scores_table": page_tables.scores_table,
         "sites_table": page_tables.sites_table,

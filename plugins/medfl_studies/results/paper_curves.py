@@ -9,6 +9,7 @@ import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
 from medfl.types import NON_SITE_NAMES, PUBLIC
+from medfl.utils.formats import join_words
 from medfl_report.curves import epoch_curve, global_curve, score_curve, trained_curve, work_curve
 from medfl_report.figures import Curve
 from medfl_report.groups import Group
@@ -57,6 +58,30 @@ def curve_points(result: ItemResult, curve: PaperCurve) -> CurvePoints | None:
     if curve.kind == "seconds":
         return _at_times(curves)
     return _at_rounds(curves, "epoch" if curve.kind == "epochs" else "round")
+
+
+def time_note(result: ItemResult, curve: PaperCurve) -> str:
+    """Return sentences that compare the last curve by time with the first one; empty without two of them.
+
+    They state whether our curves reach the time at which the paper states a gain. Nothing is tested.
+    """
+    groups = method_groups(result.item, result.results, curve.data)
+    curves = [drawn for group in groups.values() for drawn in _curves(group, curve)]
+    points = curve_points(result, curve)
+    if curve.claimed_at is None or points is None or len(curves) < 2:
+        return ""
+    first, last = curves[0].name, curves[-1].name
+    pairs = zip(points.values[first], points.values[last], strict=True)
+    known = [(ours, theirs) for theirs, ours in pairs if ours is not None and theirs is not None]
+    higher = sum(ours > theirs for ours, theirs in known)
+    ends = join_words([f"{drawn.name}'s curve ends after {float(drawn.rounds[-1]):,.0f} seconds" for drawn in curves])
+    missing = [drawn.name for drawn in curves if float(drawn.rounds[-1]) < curve.claimed_at]
+    reached = f"the claim at {curve.claimed_at:,} seconds can't be compared, because {ends}" if missing else ends
+    return (
+        f"{last} is higher than {first} at {higher} of the {len(known)} times, and its difference is "
+        f"{known[-1][0] - known[-1][1]:+.3f} at the last one. The paper's time is not that of our machine; "
+        f"{reached}. Nothing was tested."
+    )
 
 
 def _curves(group: Group, curve: PaperCurve) -> list[Curve]:

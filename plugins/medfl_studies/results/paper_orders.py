@@ -20,16 +20,22 @@ from scipy.stats import spearmanr
 from medfl.engine.runs.records import RunRecord
 from medfl_report import forgetting
 from medfl_report.claims import CLAIMABLE, measure_test
-from medfl_report.groups import Group, pairs
-from medfl_report.patient_tests import MethodTest, PredictionSets, sets_reader
+from medfl_report.groups import Group, folds_among, pairs, split_ratio
+from medfl_report.patient_tests import MethodTest, PredictionSets, compare_methods, method_test, sets_reader
 from medfl_report.statistics import LEVEL, holm
 from medfl_report.statistics.repetitions import mean_std
 from medfl_studies.records.paper_items import Paper, PaperColumn, PaperItem
 from medfl_studies.results.page_statistics import Estimate
-from medfl_studies.results.recorded_study import StudyResults
+from medfl_studies.results.recorded_study import StudyResults, server_run
 
 Verdict = Literal["holds", "reversed", "open"]
 """Result for an order of two methods."""
+
+SERVER_MEASURES = ("global_final", "shared_test")
+"""Measures that are scores of the global model on the server's test images, if the sites have no models of their own.
+
+Their tests over patients use the predictions for these images, where the raw results have them.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,16 @@ class Order:
     def verdict(self) -> Verdict:
         """Result of the test with the corrected p-value."""
         return self._verdict_at(self.p_holm)
+
+    @property
+    def is_over_seeds_only(self) -> bool:
+        """True if there is no test over patients, so that the verdict is about the seeds alone."""
+        return self.test.over_patients.p is None
+
+    @property
+    def result(self) -> str:
+        """The verdict, with the addition "(seeds only)" if it is not open and there is no test over patients."""
+        return f"{self.verdict} (seeds only)" if self.verdict != "open" and self.is_over_seeds_only else self.verdict
 
     @property
     def uncorrected(self) -> Verdict:
@@ -132,6 +148,11 @@ class ItemResult:
     def count(self, verdict: Verdict, corrected: bool = True) -> int:
         """Return the number of orders with a verdict, with or without the correction for all comparisons."""
         return sum((order.verdict if corrected else order.uncorrected) == verdict for order in self.orders)
+
+    def count_seeds_only(self, verdict: Verdict, corrected: bool = True) -> int:
+        """Return the number of orders with a verdict, as `count`, that have no test over patients."""
+        orders = [order for order in self.orders if order.is_over_seeds_only]
+        return sum((order.verdict if corrected else order.uncorrected) == verdict for order in orders)
 
     @property
     def untested(self) -> int:
@@ -238,13 +259,33 @@ def _compare(better: Group, worse: Group, column: PaperColumn, reader: MeasureRe
     values = [[reader.value(run, measure, metric) for run in pair] for pair in both]
     differences = [ours - theirs for ours, theirs in values]
     defined = [difference for difference in differences if math.isfinite(difference)]
-    test = measure_test(measure, metric, both, differences, reader.sets_of)
+    test = _test(measure, metric, both, differences, reader)
     if not defined:
         return Order(better.label, worse.label, None, test)
     interval = test.over_runs.interval
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     estimate = Estimate(fmean(defined), low, high, seeds=len(defined), p=None if math.isnan(test.p) else test.p)
     return Order(better.label, worse.label, estimate, test)
+
+
+def _test(
+    measure: str,
+    metric: str,
+    both: Sequence[tuple[RunRecord, RunRecord]],
+    differences: Sequence[float],
+    reader: MeasureReader,
+) -> MethodTest:
+    """Test a difference as `measure_test` does, and also over the server's test images if all runs predict them."""
+    if measure not in SERVER_MEASURES or len(both) < 2 or not all(map(math.isfinite, differences)):
+        return measure_test(measure, metric, both, differences, reader.sets_of)
+    views = [(server_run(ours), server_run(theirs)) for ours, theirs in both]
+    known = [(ours, theirs) for ours, theirs in views if ours is not None and theirs is not None]
+    has_own_models = measure == "shared_test" and any(run.scores.get("personal") for pair in both for run in pair)
+    if len(known) < len(both) or has_own_models:
+        return measure_test(measure, metric, both, differences, reader.sets_of)
+    over_patients = method_test(known, metric, reader.sets_of)
+    runs = [run for run, _ in both]
+    return compare_methods(differences, split_ratio(runs) if folds_among(runs) is not None else None, over_patients)
 
 
 def _correlation(column: PaperColumn, ours: dict[str, Estimate | None]) -> float | None:

@@ -7,21 +7,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from medfl.utils.formats import MISSING, count
+from medfl.utils.formats import MISSING, count, join_words
 from medfl_report.claims import CLAIMABLE
 from medfl_report.forgetting import MEASURES
 from medfl_report.groups import folds_among
 from medfl_studies.records.paper_items import PaperCurve, PaperItem
-from medfl_studies.results.page_formats import cell, mean_cell, table
+from medfl_studies.results.page_formats import cell, count_word, mean_cell, table
 from medfl_studies.results.page_statistics import Estimate
 from medfl_studies.results.paper_curves import curve_points
-from medfl_studies.results.paper_orders import ColumnResult, ItemResult, Order
+from medfl_studies.results.paper_orders import ColumnResult, ItemResult, Order, Verdict
 
 NOT_RUN_YET = "not run yet"
 """State of an item whose study has no raw results yet."""
 
 NOT_RUN = "not run"
 """State of an item that no study with raw results repeats."""
+
+DECIDED: tuple[Verdict, Verdict] = ("holds", "reversed")
+"""Verdicts of significant differences."""
 
 OPEN_SEPARATOR = "; "
 """Separator of the open orders in a sentence."""
@@ -39,11 +42,14 @@ def paper_state(result: ItemResult) -> str:
 
 def papers_overview(results: Sequence[ItemResult]) -> str:
     """Return a table with a line for each table and figure: its study, scale, runs, and the orders that hold."""
-    head = ["paper", "item", "study", "runs", "scale", "orders", "hold", "reversed", "open", "same sign"]
+    head = ["paper", "item", "study", "runs", "scale", "orders", "hold", "reversed", "hold (seeds only)"]
+    head += ["reversed (seeds only)", "open", "not tested", "same sign", "rank correlation"]
     lines = []
     for result in results:
+        seeds_only = [result.count_seeds_only(verdict) for verdict in DECIDED]
+        decided = [result.count(verdict) - number for verdict, number in zip(DECIDED, seeds_only, strict=True)]
+        counts = [*decided, *seeds_only, result.count("open") - result.untested, result.untested, result.same_sign]
         orders = len(result.orders)
-        counts = [result.count("holds"), result.count("reversed"), result.count("open"), result.same_sign]
         lines.append(
             [
                 result.paper.name,
@@ -56,7 +62,42 @@ def papers_overview(results: Sequence[ItemResult]) -> str:
                 rank_range(result),
             ]
         )
-    return table([*head, "rank correlation"], lines)
+    return table(head, lines)
+
+
+def orders_summary(result: ItemResult) -> str:
+    """Return sentences with the numbers of an item's orders by verdict, and the rank correlations."""
+    total, untested = len(result.orders), result.untested
+    if untested == total:
+        sentences = [f"None of the {total} orders was tested ({_why_untested(result)})."]
+    else:
+        parts = [_verdict_count(result, verdict) for verdict in DECIDED]
+        parts.append(_verb(result.count("open") - untested, "open"))
+        parts += (
+            [f"{untested} {'was' if untested == 1 else 'were'} not tested ({_why_untested(result)})"]
+            if untested
+            else []
+        )
+        uncorrected = join_words([_verdict_count(result, verdict, False) for verdict in DECIDED])
+        sentences = [
+            f"Of {total} orders, {join_words(parts)}, after a correction for {count(result.tests, 'comparison')}.",
+            f"Without a correction, {uncorrected}.",
+        ]
+    same = result.same_sign
+    sentences.append(f"{count(same, 'difference')} {'has' if same == 1 else 'have'} the paper's sign.")
+    known = correlations(result)
+    return " ".join([*sentences, *([f"Rank correlation: {known}."] if known else [])])
+
+
+def paper_summary(results: Sequence[ItemResult], name: str) -> str:
+    """Return a sentence if no order of a paper was tested; empty otherwise, and for a paper without orders."""
+    mine = [result for result in results if result.paper.name == name]
+    total = sum(len(result.orders) for result in mine)
+    if not total or sum(result.untested for result in mine) < total:
+        return ""
+    seeds = max(len({run.seed for run in result.runs}) for result in mine if result.orders)
+    runs = f"the runs have {count_word(seeds)} {'seed' if seeds == 1 else 'seeds'}"
+    return f"None of this paper's {total} orders was tested: {runs}, and a test needs three."
 
 
 def study_names(item: PaperItem) -> str:
@@ -101,7 +142,8 @@ def paper_table(result: ItemResult) -> str:
             for method, line in cells.items():
                 line.append(cell(column.column.printed.get(method), digits=result.item.decimals))
         if column.ours:
-            head.append(f"{column.column.name}: medfl")
+            where = f" ({result.item.our_data})" if result.item.our_data else ""
+            head.append(f"{column.column.ours or column.column.name}: medfl{where}")
             for method, line in cells.items():
                 line.append(_measured(result.item, column, method))
     return table(head, list(cells.values())) if len(head) > 1 else ""
@@ -112,10 +154,10 @@ def orders_table(result: ItemResult) -> str:
     lines = [
         [
             f"{order.better} > {order.worse}",
-            column.column.name,
+            column.column.label,
             _difference(result.item, order.difference),
             f"{order.p_holm:.4f}",
-            order.verdict,
+            order.result,
             "patients and seeds" if order.test.over_patients.p is not None else "seeds",
         ]
         for column in result.columns
@@ -129,35 +171,41 @@ def orders_table(result: ItemResult) -> str:
 def open_orders(result: ItemResult) -> str:
     """Return a list with the open orders of each column of an item and their differences; empty without any.
 
-    If no order was tested, the list is empty, because it would only repeat the table.
+    Orders that were not tested are counted only, because their differences follow from the table.
     """
     if result.untested == len(result.orders):
         return ""
     lines = []
     for column in result.columns:
-        texts = [_open_order(result.item, order) for order in column.orders if order.verdict == "open"]
+        opened = [order for order in column.orders if order.verdict == "open"]
+        tested = [order for order in opened if not math.isnan(order.test.p)]
+        texts = [_open_order(result.item, order) for order in tested]
+        if len(opened) > len(tested):
+            texts.append(f"{len(opened) - len(tested)} orders were not tested" if texts else "no order was tested")
         if texts:
-            lines.append(f"- {column.column.name}: {OPEN_SEPARATOR.join(texts)}.")
+            lines.append(f"- {column.column.label}: {OPEN_SEPARATOR.join(texts)}.")
     return "\n".join(lines)
 
 
 def columns_without_runs(result: ItemResult) -> str:
     """Return the names of the columns that no run repeats, in an item with runs of other columns; empty without any."""
-    without = [column.column.name for column in result.columns if not column.ours]
+    without = [column.column.label for column in result.columns if not column.ours]
     return "; ".join(without) if len(without) < len(result.columns) else ""
 
 
 def correlations(result: ItemResult) -> str:
     """Return the rank correlation of each column in words; empty without any."""
     known = [column for column in result.columns if column.correlation is not None]
-    return "; ".join(f"{column.column.name}: {cell(column.correlation, '+', 2)}" for column in known)
+    return "; ".join(f"{column.column.label}: {cell(column.correlation, '+', 2)}" for column in known)
 
 
 def measure_notes(result: ItemResult) -> list[str]:
     """Return the definition of each measure of an item with the columns that show it; empty without runs."""
     columns_by_measure: dict[str, list[str]] = {}
     for column in [result_column.column for result_column in result.columns if result_column.ours]:
-        columns_by_measure.setdefault(column.measure or "", []).append(f"{column.name} ({column.metric})")
+        columns_by_measure.setdefault(column.measure or "", []).append(
+            f"{column.ours or column.name} ({column.metric})"
+        )
     return [
         f"`{name}`: {MEASURES.get(name) or CLAIMABLE[name].meaning}. Columns: {'; '.join(names)}."
         for name, names in columns_by_measure.items()
@@ -204,7 +252,29 @@ def _in_unit(item: PaperItem, value: Estimate | None) -> Estimate | None:
 
 
 def _open_order(item: PaperItem, order: Order) -> str:
-    """Format an open order with its difference, and why it could not be tested."""
-    words = f"{order.better} > {order.worse} ({_difference(item, order.difference)}"
-    reason = order.test.effect(("", ""), math.nan)
-    return f"{words}, {reason})" if reason.startswith("too few") else f"{words})"
+    """Format an open order with its difference."""
+    return f"{order.better} > {order.worse} ({_difference(item, order.difference)})"
+
+
+def _verdict_count(result: ItemResult, verdict: Verdict, corrected: bool = True) -> str:
+    """Return the number of orders with a verdict, and how many of them have it by a test over the seeds alone."""
+    number, seeds_only = result.count(verdict, corrected), result.count_seeds_only(verdict, corrected)
+    text = _verb(number, verdict)
+    return text if not seeds_only else f"{text} ({'' if seeds_only == number else f'{seeds_only} '}seeds only)"
+
+
+def _verb(number: int, verdict: Verdict) -> str:
+    """Return a number of orders and what they do: ``none holds``, ``1 holds`` or ``2 hold``."""
+    singular, plural = {
+        "holds": ("holds", "hold"),
+        "reversed": ("is reversed", "are reversed"),
+        "open": ("is open", "are open"),
+    }[verdict]
+    return f"{number or 'none'} {singular if number < 2 else plural}"
+
+
+def _why_untested(result: ItemResult) -> str:
+    """Return the reasons why orders have no test."""
+    untested = [order.test for order in result.orders if math.isnan(order.test.p)]
+    reasons = ["too few runs" if test.too_few_runs else test.effect(("", ""), math.nan) for test in untested]
+    return join_words(sorted({"the measure is not defined" if reason == "-" else reason for reason in reasons}))

@@ -22,6 +22,7 @@ from medfl.types import GLOBAL, METADATA_KEYS, PUBLIC
 from medfl.utils.formats import none_if_nan
 from medfl_report.groups import Group
 from medfl_report.patient_tests import PredictionSets, sets_reader
+from medfl_report.predictions import read_prediction_sets
 from medfl_studies.attacks import RESULT_KEY, RUN_KEY, VALUE_COLUMNS
 from medfl_studies.jobs import RunJob
 from medfl_studies.records.raw_results import KeptRun, RawResults, UnfinishedRun
@@ -72,7 +73,8 @@ class RecordedRun(RunRecord):
     results have no scores by round.
 
     Attributes:
-        tables: Maps each site with predictions to their table.
+        tables: Maps each site with predictions to their table, and ``global`` to the predictions of the global model
+            for the server's test images.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -80,6 +82,45 @@ class RecordedRun(RunRecord):
     def predictions(self, site: str) -> pd.DataFrame | None:
         """Return the predictions of a site's exported model for its test images; None without predictions."""
         return self.tables.get(site)
+
+
+@dataclass(frozen=True)
+class ServerRun(RunRecord):
+    """A run from the server's view: its only test images are the server's, and its only model is the global one.
+
+    Every test of `medfl_report` that compares runs at their sites then compares the global models.
+
+    Attributes:
+        table: Predictions of the global model for the server's test images.
+    """
+
+    table: pd.DataFrame
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The name ``global`` alone."""
+        return (GLOBAL,)
+
+    @property
+    def data(self) -> str:
+        """One name for all runs, because the server has the same test images in all seeds. Tests compare the images."""
+        return SERVER_TEST_SETS[0]
+
+    def score(self, site: str, metric: str, split: str = "test") -> float | None:
+        """Return the final score of the global model on the server's test images; None if there is none."""
+        return self.server_score(metric, split=split) if site == GLOBAL else None
+
+    def predictions(self, site: str) -> pd.DataFrame | None:
+        """Return the predictions of the global model for the server's test images."""
+        return self.table if site == GLOBAL else None
+
+
+def server_run(run: RunRecord) -> ServerRun | None:
+    """Return a run from the server's view; None without predictions for the server's test images."""
+    table = run.predictions(GLOBAL)
+    if table is None:
+        return None
+    return ServerRun(folder=run.folder / GLOBAL, run=run.run, summary=run.summary, metrics=run.metrics, table=table)
 
 
 @dataclass(frozen=True)
@@ -185,17 +226,23 @@ def read_results(folder: Path) -> StudyResults:
 def compare_scores(kept: KeptRun, run: RunRecord, test_sets: PredictionSets) -> Iterator[ScoreComparison]:
     """Yield each score of an exported model on test images with the score that the run's predictions give.
 
+    Scores of the global model on the server's test images come last, if the run has predictions for them.
+
     Args:
         kept: The run in the raw results.
         run: Scores of the run.
         test_sets: Test sets of the sites, with the predictions of the run.
     """
-    for site, test_set in test_sets.items():
-        for metric in run.task_metrics:
-            recorded, computed = run.score(site, metric), test_set.score(metric)
-            if recorded is not None or not math.isnan(computed):
-                place = f"{kept.data}, {kept.row}, {run_name(kept)}, {site}"
-                yield ScoreComparison(place, site, metric, math.nan if recorded is None else recorded, computed)
+    parts: list[tuple[RunRecord, PredictionSets]] = [(run, test_sets)]
+    if (server := server_run(run)) is not None:
+        parts.append((server, read_prediction_sets(server)))
+    for part, sets in parts:
+        for site, test_set in sets.items():
+            for metric in part.task_metrics:
+                recorded, computed = part.score(site, metric), test_set.score(metric)
+                if recorded is not None or not math.isnan(computed):
+                    place = f"{kept.data}, {kept.row}, {run_name(kept)}, {site}"
+                    yield ScoreComparison(place, site, metric, math.nan if recorded is None else recorded, computed)
 
 
 def compare_rounds(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
