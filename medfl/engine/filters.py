@@ -98,7 +98,8 @@ class Filters:
                 noise.
 
         Returns:
-            New tensors and new metadata. The receiver undoes them with `decode` and then `decode_filtered`.
+            Tensors and new metadata. The receiver undoes them with `decode` and then `decode_filtered`. Tensors that
+            nothing changes share memory with those of the reply.
 
         Raises:
             ContractError: If the method did not declare a tensor or a metadata key, or one of its filters breaks its
@@ -112,11 +113,11 @@ class Filters:
         if self._encoder is not None:
             tensors, filtered = self._encoder.encode(tensors, who, self._sigma is not None)
         update = {name: tensors[name] for name in sorted(tensors) if kind_of(self._sends, name, who) == "update"}
-        sent = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in update}
+        sent = {name: tensor.detach() for name, tensor in tensors.items() if name not in update}
         if update and self._sigma is not None:
             update = self._clip_and_noise(update, stream_factory)
         update, codec = _quantise_update(update, self._bits)
-        return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | filtered | codec
+        return sent | {name: tensor.detach() for name, tensor in update.items()}, meta | filtered | codec
 
     def check_reply(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
         """Check a reply, and return the tensors and metadata that may leave the site, unchanged.
@@ -140,7 +141,7 @@ class Filters:
         return tensors, meta
 
     def outgoing_peer_message(self, tensors: Tensors, meta: Meta, *, site: str) -> tuple[Tensors, Meta]:
-        """Check a peer message, and return a copy of its tensors and the metadata that may leave the site.
+        """Check a peer message, and return its tensors and the metadata that may leave the site.
 
         Args:
             tensors: Tensors of the message.
@@ -153,7 +154,7 @@ class Filters:
         """
         self._policy.check_peer_message(site)
         _, meta = self._check_message(tensors, meta, site)
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}, meta
+        return {name: tensor.detach() for name, tensor in tensors.items()}, meta
 
     def _check_message(self, tensors: Tensors, meta: Meta, site: str) -> tuple[dict[str, PayloadKind], Meta]:
         """Check names and numbers, and return the kind of each tensor and the metadata that may leave the site."""

@@ -303,7 +303,8 @@ class SiteRunner:
         # 1. Restore the site's state and its peer messages.
         last_step, state = self.store.last_state(before=step)
         site, state_before = self._view(method, round_, state, digest), copy_state(state)
-        site.inbox = self.inbox.read(last_step, step)
+        has_peers = Capability.PEER_MESSAGES in method.supports
+        site.inbox = self.inbox.read(last_step, step) if has_peers else []
         site.checkpoints = self._step_checkpoints(step, digest)
         started = time.perf_counter()
 
@@ -330,7 +331,8 @@ class SiteRunner:
         if released:
             content["released"] = released
         self.store.save(step, site.state, content, outgoing.tensors, keep)
-        self.inbox.delete_before([0, *self.store.steps()][-RETAINED_STEPS])
+        if has_peers:
+            self.inbox.delete_before([0, *self.store.steps()][-RETAINED_STEPS])
         return StoredStep(step, outgoing.tensors, content)
 
     def _step_checkpoints(self, step: int, request: str) -> StepCheckpoints | None:
