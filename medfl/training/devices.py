@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 """Bytes of a gibibyte."""
+
+SMALLEST_REST = 0.1
+"""Share of a GPU's memory. If a smaller share is left, `MemoryWatch` warns."""
+
+CHECK_SECONDS = 10.0
+"""Seconds between two checks of a GPU's memory during a job."""
 
 
 def pick_device(device: str, workers: int = 1) -> str:
@@ -206,13 +213,26 @@ class GpuMemory:
         name: Name of the GPU, such as ``cuda:0``.
         free: Bytes that no process has.
         total: All bytes.
+        held: Bytes that torch has reserved in this process now.
         reserved: Most bytes that torch had reserved in this process at one time.
     """
 
     name: str
     free: int
     total: int
+    held: int
     reserved: int
+
+    def left(self, workers: int) -> int:
+        """Return the bytes that are left once this process reserves as much again as it once did; may be negative.
+
+        Other programs are assumed to keep the memory that they have now. Each other worker of the run on this GPU is
+        assumed to come to need as much as this one, because a worker trains different sites in different rounds.
+
+        Args:
+            workers: Number of the run's processes that compute on the GPU, with this one, >= 1.
+        """
+        return min(self.free + self.held - self.reserved, self.total - workers * self.reserved)
 
 
 def read_gpu_memory(device: str) -> GpuMemory | None:
@@ -226,12 +246,16 @@ def read_gpu_memory(device: str) -> GpuMemory | None:
     index = torch.device(device).index
     name = f"cuda:{torch.cuda.current_device() if index is None else index}"
     free, total = torch.cuda.mem_get_info(name)
-    return GpuMemory(name, free, total, torch.cuda.max_memory_reserved(name))
+    return GpuMemory(name, free, total, torch.cuda.memory_reserved(name), torch.cuda.max_memory_reserved(name))
 
 
 @dataclass
 class MemoryWatch:
-    """Watcher of a GPU's memory. It explains torch's errors, and warns once if the workers of a GPU may not fit.
+    """Watcher of a GPU's memory. It explains torch's errors, and warns once if little memory is left.
+
+    The memory is checked before each job, every `CHECK_SECONDS` during it, and after it. The watch knows only what this
+    process has reserved before. So it can't foresee the first job that needs much more, such as several large sites
+    that train at the same time in the first step.
 
     Attributes:
         device: Device that this process computes on; ``cuda`` is its current GPU.
@@ -255,10 +279,68 @@ class MemoryWatch:
             MedflError: If the GPU is out of memory, with its name, the free and the requested memory.
         """
         try:
-            yield
+            with self._checks():
+                yield
         except torch.OutOfMemoryError as error:
             raise self._explain(error, participants) from error
-        self._warn_of_large_workers()
+
+    @contextmanager
+    def _checks(self) -> Iterator[None]:
+        """Check the memory before the block, in a thread during it, and after it, until a check has warned."""
+        memory = None if self._has_warned else self._check(self.device)
+        if memory is None or self._has_warned:
+            yield
+            return
+        name, is_over = memory.name, threading.Event()
+
+        def check_until_the_end() -> None:
+            while not (is_over.wait(CHECK_SECONDS) or self._has_warned):
+                self._check(name)
+
+        thread = threading.Thread(target=check_until_the_end, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+        self._check(name)
+
+    def _check(self, device: str) -> GpuMemory | None:
+        """Read the memory of a device and warn if little is left. Return the memory, or None for the CPU."""
+        memory = read_gpu_memory(device)
+        if memory is None or self._has_warned:
+            return memory
+        workers = self._count_workers(memory.name)
+        if memory.left(workers) < SMALLEST_REST * memory.total:
+            self._has_warned = True
+            logger.warning(
+                "%s may run out of memory: less than %.0f %% of its %.2f GiB may be left. Free are %.2f GiB. This "
+                "process has reserved %.2f GiB, and at most had %.2f GiB; the number of the run's processes on the "
+                "GPU is %d. If a step fails for lack of memory, %s, and run the same command again.",
+                memory.name,
+                100 * SMALLEST_REST,
+                memory.total / GIB,
+                memory.free / GIB,
+                memory.held / GIB,
+                memory.reserved / GIB,
+                workers,
+                self._remedies(memory.name),
+            )
+        return memory
+
+    def _count_workers(self, name: str) -> int:
+        """Return the number of the run's processes that compute on a GPU, >= 1."""
+        return Counter(self.devices).get(name, 1)
+
+    def _remedies(self, name: str) -> str:
+        """Return the ways to need less memory of a GPU, in words."""
+        workers = self._count_workers(name)
+        fewer = f"name {name} less often in --devices (now {workers} times), " if workers > 1 else ""
+        return (
+            f"{fewer}set a smaller --batch-size (now {self.batch_size}) or --precision bf16 in a new run folder, or "
+            "end other programs on the GPU"
+        )
 
     def _explain(self, error: torch.OutOfMemoryError, participants: str) -> MedflError:
         memory = read_gpu_memory(self.device)
@@ -266,38 +348,15 @@ class MemoryWatch:
         requested = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
         needed = requested[1] if requested else "an unknown amount"
         free = f"{memory.free / GIB:.2f} of {memory.total / GIB:.2f} GiB" if memory else "an unknown amount"
-        workers = Counter(self.devices).get(name, 1)
-        fewer = f"name {name} less often in --devices (now {workers} times), " if workers > 1 else ""
         return MedflError(
             "gpu_out_of_memory",
             f"The memory of {name} was exhausted in the step of '{participants}': torch needed another {needed}, free "
-            f"were {free}. All saved steps are valid: {fewer}set a smaller --batch-size (now {self.batch_size}) or "
-            "--precision bf16 in a new run folder, or end other programs on the GPU, and run the same command again.",
+            f"were {free}. All saved steps are valid: {self._remedies(name)}, and run the same command again.",
             device=name,
             who=participants,
             needed=needed,
             free=memory.free if memory else None,
             total=memory.total if memory else None,
             batch_size=self.batch_size,
-            workers=workers,
+            workers=self._count_workers(name),
         )
-
-    def _warn_of_large_workers(self) -> None:
-        """Warn if a GPU could not hold all of its workers, each with the most memory that this one had reserved.
-
-        A worker trains different sites in different rounds, so any worker may come to need as much as the largest one.
-        """
-        memory = read_gpu_memory(self.device) if self.devices and not self._has_warned else None
-        if memory is None:
-            return
-        workers = Counter(self.devices)[memory.name]
-        if workers * memory.reserved > memory.total:
-            self._has_warned = True
-            logger.warning(
-                "A worker on %s reserved %.2f GiB, and %d workers share its %.2f GiB: it may run out of memory when "
-                "several train large sites at once. Name it less often in --devices, or set a smaller --batch-size.",
-                memory.name,
-                memory.reserved / GIB,
-                workers,
-                memory.total / GIB,
-            )

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from typer.testing import CliRunner
 from medfl.cli.main import app
 from medfl.errors import StoreError
 from medfl.testing.synthetic import make_cohort
+from medfl.training.checkpoints import CHECKPOINT_STEM
+from medfl.utils import wire
 from medfl.utils.locks import is_being_written
 from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_studies.jobs import RunJob
@@ -69,10 +73,20 @@ def follow_study(file: Path, out: Path) -> None:
     run_study(load_study(file, file.parent, out), launcher=SlurmLauncher(out, "small", SlurmCommands(), None, 1.0))
 
 
-def follow(file: Path, out: Path) -> multiprocessing.Process:
-    study = multiprocessing.get_context("fork").Process(target=follow_study, args=(file, out))
-    study.start()
-    return study
+@pytest.fixture
+def follow() -> Iterator[Callable[[Path, Path], ForkProcess]]:
+    """Return a function that follows a study in a process, which is killed if the test fails before it ends."""
+    studies = []
+
+    def start(file: Path, out: Path) -> ForkProcess:
+        studies.append(multiprocessing.get_context("fork").Process(target=follow_study, args=(file, out)))
+        studies[-1].start()
+        return studies[-1]
+
+    yield start
+    for study in studies:
+        if study.is_alive():
+            os.killpg(study.pid, signal.SIGKILL)
 
 
 def committed_steps(run: Path) -> int:
@@ -93,7 +107,9 @@ def process_of(run: Path) -> int:
     raise AssertionError(f"no process works on {run}")
 
 
-def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(folder: Path, cluster: SlurmCluster) -> None:
+def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(
+    folder: Path, cluster: SlurmCluster, follow: Callable[[Path, Path], ForkProcess]
+) -> None:
     """All runs are preempted. One gets the signal of its time limit, one is killed, one is cancelled."""
     load_study(folder / "study.yaml", folder, folder / "out")  # what it imports is imported before the fork
     out = folder / "out"
@@ -154,6 +170,52 @@ def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(folder
 def follow_in_process(folder: Path, out: Path) -> None:
     launcher = SlurmLauncher(out, "small", SlurmCommands())
     run_study(load_study(folder / "study.yaml", folder, out), launcher=launcher)
+
+
+def is_to_end(process: int) -> bool:
+    """Return whether a stopped process has received SIGTERM, which it acts on when it continues."""
+    (pending,) = [line for line in Path(f"/proc/{process}/status").read_text().splitlines() if "ShdPnd" in line]
+    return bool(int(pending.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_time_limit_of_slurm_within_a_step_continues_with_the_bits_of_a_local_run(
+    folder: Path, cluster: SlurmCluster, follow: Callable[[Path, Path], ForkProcess]
+) -> None:
+    """The run is paused within the training of its first site until Slurm's signal before the limit has arrived."""
+    settings = {"rounds": 1, "steps": 300, "evaluate_every": 1, "checkpoint_minutes": 0}
+    row = {"method": "fedavg", "settings": settings}
+    content = STUDY | {"resources": STUDY["resources"] | {"minutes": 3}, "rows": {"limited": row}}  # type: ignore[operator]
+    (folder / "study.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    load_study(folder / "study.yaml", folder, folder / "out")
+    out = folder / "out"
+    run = out / "runs" / "demo" / "limited" / "seed-0"
+
+    def batches() -> int:
+        """Return the number of batches before the checkpoint of the training; 0 if there is none."""
+        for path in (run / "state").glob(f"*/{CHECKPOINT_STEM}-1.safetensors"):
+            return wire.decode(path.read_bytes())[1]["position"]["number"]
+        return 0
+
+    study = follow(folder / "study.yaml", out)
+    wait_until(batches, step=0.01)
+    process = process_of(run)
+    os.kill(process, signal.SIGSTOP)
+    stopped_at, job = batches(), cluster.job_of(out, run.with_name("seed-0.log"))
+    wait_until(lambda: is_to_end(process))
+    os.kill(process, signal.SIGCONT)
+    wait_until(lambda: cluster.jobs()[job] == "PENDING")
+    assert stopped_at <= batches() < settings["steps"]
+    stopped_at = batches()
+    time.sleep(5)  # slurmd must have forgotten the job before it starts again
+    cluster.start_waiting_jobs()
+    wait_until(lambda: batches() != stopped_at, step=0.01)
+    assert batches() > stopped_at, "it did not begin again"
+    study.join()
+    assert (study.exitcode, starts(run)) == (0, 2)
+
+    outcome = run_study(load_study(folder / "study.yaml", folder, folder / "alone"))
+    assert not outcome.unfinished()
+    assert numbers(run) == numbers(folder / "alone" / "runs" / "demo" / "limited" / "seed-0")
 
 
 def numbers(run: Path) -> dict[str, object]:
@@ -235,18 +297,20 @@ def test_a_time_limit_of_slurm_continues_a_run_with_progress_and_ends_one_withou
     assert fails.log.read_text().count("$ ") == 1
 
 
-def test_resources_and_the_limit_of_an_array_reach_slurm(
+def test_resources_reach_slurm_and_the_limit_holds(
     tmp_path: Path, cluster: SlurmCluster, script: Callable[..., Script]
 ) -> None:
+    """Three of the jobs have other resources, so they form other arrays."""
     resources = {"cpus": 2, "memory": "300MB", "minutes": 7, "partition": "high"}
-    jobs = [script(name, "import time; time.sleep(600)", **resources) for name in "abc"]
+    jobs = [script(name, "import time; time.sleep(600)", **resources, gpus=name in "bd") for name in "abcd"]
     launcher = SlurmLauncher(tmp_path, "small", SlurmCommands(["--comment=mine"]), 2, 1.0)
+    before = set(cluster.jobs())
     launcher.submit(jobs, print)
-    starts = launcher.poll()
-    starts += launcher.poll() if len(starts) < 2 else []
-    assert starts == [JobStart(jobs[0]), JobStart(jobs[1])]
-    places = [cluster.job_of(tmp_path, job.log) for job in jobs]
-    shown = cluster.show(places[0])
+    started: list[object] = []
+    while len(started) < 2:
+        started += launcher.poll()
+    assert started == [JobStart(jobs[0]), JobStart(jobs[1])]
+    shown = cluster.show(cluster.job_of(tmp_path, jobs[0].log))
     expected = {
         "NumCPUs": "2",
         "MinMemoryNode": "300M",
@@ -256,13 +320,17 @@ def test_resources_and_the_limit_of_an_array_reach_slurm(
         "Comment": "mine",
     }
     assert expected.items() <= shown.items()
-    assert [cluster.jobs()[place] for place in places] == ["RUNNING", "RUNNING", "PENDING"]
-    for job in places:
-        cluster.call("scancel", job)
-    ends = []
+    ends: list[str] = []
+    for job in jobs:
+        wait_until(lambda job=job: JobStart(job) in started or started.extend(launcher.poll()))  # type: ignore[misc]
+        states = [state for number, state in cluster.jobs().items() if number not in before]
+        assert sum(state in ("RUNNING", "PENDING") for state in states) <= 2
+        cluster.call("scancel", cluster.job_of(tmp_path, job.log))
     while events := launcher.poll():
-        ends += [event.problem for event in events if isinstance(event, JobEnd)]
-    assert ends == ["cancelled"] * 3
+        started += events
+    ends = [event.problem for event in started if isinstance(event, JobEnd)]
+    assert ends == ["cancelled"] * 4
+    assert len(set(cluster.jobs()) - before) == 4
 
 
 def test_a_refused_job_is_an_error_before_anything_is_written(folder: Path, cluster: SlurmCluster) -> None:

@@ -17,10 +17,16 @@ from medfl_report.monitor.queued_runs import QueuedRuns
 from medfl_studies.jobs import RunJob
 from medfl_studies.launchers.launcher import JobEnd, JobStart
 from medfl_studies.launchers.resources import Resources
-from medfl_studies.launchers.slurm_commands import SlurmCommands, TaskState, resource_options, user_options
-from medfl_studies.launchers.slurm_job import end_file, run_task
+from medfl_studies.launchers.slurm_commands import (
+    MAX_NAMES,
+    SlurmCommands,
+    TaskState,
+    resource_options,
+    user_options,
+)
+from medfl_studies.launchers.slurm_job import end_file
 from medfl_studies.launchers.slurm_launcher import GONE_SECONDS, MAX_STOPS, SETTLE_SECONDS, SlurmLauncher
-from medfl_studies.records.slurm_files import SlurmBatch, SlurmTask, SlurmTaskEnd
+from medfl_studies.records.slurm_files import SlurmBatch, SlurmTaskEnd
 from medfl_studies.runner import run_jobs
 
 
@@ -41,16 +47,16 @@ class Job(RunJob):
 class Cluster:
     """Stand-in for Slurm's programs. `states_by_name` maps the name of an array to the states of its elements."""
 
-    arrays: list[tuple[Path, str, int, int | None, Resources]] = field(default_factory=list)
+    arrays: list[tuple[Path, str, int, Resources]] = field(default_factory=list)
     states_by_name: dict[str, list[str | None]] = field(default_factory=dict)
     is_reachable: bool = True
 
     def check(self, resources: Resources) -> None:
         self.answer()
 
-    def submit(self, batch: Path, job_name: str, count: int, limit: int | None, resources: Resources) -> None:
+    def submit(self, batch: Path, job_name: str, count: int, resources: Resources) -> None:
         assert len(SlurmBatch.read(batch / SlurmBatch.NAME).tasks) == count, "the file comes before the array"
-        self.arrays.append((batch, job_name, count, limit, resources))
+        self.arrays.append((batch, job_name, count, resources))
         self.states_by_name[job_name] = ["PENDING"] * count
         self.answer()
 
@@ -68,6 +74,10 @@ class Cluster:
     def answer(self) -> None:
         if not self.is_reachable:
             raise StoreError("unreachable_slurm", "no answer")
+
+    def in_queue(self) -> int:
+        """Return how many elements of all arrays wait or run."""
+        return sum(state in ("PENDING", "RUNNING") for states in self.states_by_name.values() for state in states)
 
     def set(self, state: str | None, index: int = 0, array: int = -1) -> None:
         self.states_by_name[self.arrays[array][1]][index] = state
@@ -185,9 +195,9 @@ def test_commands_name_the_programs_and_missing_ones(tmp_path: Path, monkeypatch
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     commands = SlurmCommands(user_options("gpu", None, ["--qos=low"]))
-    commands.submit(tmp_path / "100%", "medfl-a", 3, 2, Resources(cpus=2, partition="cpu"))
+    commands.submit(tmp_path / "100%", "medfl-a", 3, Resources(cpus=2, partition="cpu"))
     words = (tmp_path / "words").read_text().splitlines()
-    assert words[:3] == ["--parsable", "--array=0-2%2", "--job-name=medfl-a"]
+    assert words[:3] == ["--parsable", "--array=0-2", "--job-name=medfl-a"]
     assert f"--output={tmp_path}/100%%/slurm-%a.out" in words
     assert words.index("--partition=cpu") < words.index("--partition=gpu"), "the command line is stronger"
     assert words[-1] == f"--wrap=exec {sys.executable} -m medfl_studies.launchers.slurm_job {tmp_path}/100%"
@@ -202,22 +212,78 @@ def test_commands_name_the_programs_and_missing_ones(tmp_path: Path, monkeypatch
             commands.check(Resources())
 
 
+def test_the_states_of_many_arrays_take_several_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in of ``squeue`` answers each call with one running element of every array that it is asked for."""
+    program = tmp_path / "squeue"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nopen({str(tmp_path / 'calls')!r}, 'a').write('x')\n"
+        "(names,) = [word.partition('=')[2] for word in sys.argv if word.startswith('--name=')]\n"
+        "for name in names.split(','): print(f'{name}|3|RUNNING|7_3|None')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    names = [f"medfl-{number}" for number in range(MAX_NAMES + 1)]
+    assert SlurmCommands().states(names) == {(name, 3): TaskState("RUNNING", "None", "7_3") for name in names}
+    assert (tmp_path / "calls").read_text() == "xx"
+    assert SlurmCommands().states([]) == {}
+
+
 # ---- the study's side
 
 
-def test_jobs_with_equal_resources_share_an_array_with_a_limit(tmp_path: Path) -> None:
-    study = Study(tmp_path, at_once=2)
+def names_of(array: tuple[Path, str, int, Resources]) -> list[str]:
+    """Return the rows of an array's tasks."""
+    return [Path(task.folder).parent.name for task in SlurmBatch.read(array[0] / SlurmBatch.NAME).tasks]
+
+
+def test_jobs_with_equal_resources_share_an_array(study: Study) -> None:
     big = Resources(cpus=8)
     study.submit(study.job("a"), study.job("b", big), study.job("c"))
-    assert [(count, limit, resources) for _, _, count, limit, resources in study.cluster.arrays] == [
-        (2, 2, Resources()),
-        (1, 2, big),
-    ]
-    names = [name for _, name, *_ in study.cluster.arrays]
+    arrays = study.cluster.arrays
+    assert [(count, resources) for _, _, count, resources in arrays] == [(2, Resources()), (1, big)]
+    names = [name for _, name, *_ in arrays]
     assert len(set(names)) == 2
     assert all(name.startswith("medfl-small-") for name in names)
-    tasks = SlurmBatch.read(study.cluster.arrays[0][0] / SlurmBatch.NAME).tasks
-    assert [Path(task.folder).parent.name for task in tasks] == ["a", "c"]
+    assert [names_of(array) for array in arrays] == [["a", "c"], ["b"]]
+
+
+def test_the_limit_holds_over_all_arrays_and_for_stopped_jobs(tmp_path: Path) -> None:
+    study = Study(tmp_path, at_once=2)
+    cluster, big = study.cluster, Resources(cpus=8)
+    jobs = {name: study.job(name, big if name == "b" else None) for name in "abcde"}
+    study.submit(*jobs.values())
+    assert [names_of(array) for array in cluster.arrays] == [["a"], ["b"]], "the first two, of different resources"
+    assert study.poll(lambda: cluster.set("RUNNING", array=0)) == [JobStart(jobs["a"])]
+    assert QueuedRuns.read(tmp_path / QueuedRuns.NAME).places == {
+        f"runs/{name}/seed-0": "running" if name == "a" else "queued" for name in jobs
+    }
+    cluster.end("time_limit", -15, array=0)  # stopped, so before those that never ran
+    cluster.end("exit", 0, array=1)
+    assert study.poll() == [JobStart(jobs["b"]), JobEnd(jobs["b"], 0, 3.0)]
+    assert [names_of(array) for array in cluster.arrays[2:]] == [["a", "c"]]
+    seen = []
+    for array in (2, 3, 4):
+        for index in range(cluster.arrays[array][2]):
+            cluster.end("exit", 0, index, array)
+            study.poll()
+            seen.append(cluster.in_queue())
+    assert seen == [2, 2, 1, 0]
+    assert [names_of(array) for array in cluster.arrays[3:]] == [["d"], ["e"]]
+    assert study.poll() == []
+
+
+def test_jobs_of_an_earlier_command_count_for_the_limit(tmp_path: Path) -> None:
+    killed = Study(tmp_path, at_once=2)
+    killed.submit(*map(killed.job, "abc"))
+    cluster = killed.cluster
+    study = Study(tmp_path, cluster, at_once=1)
+    study.submit(*map(study.job, "abc"))
+    assert cluster.in_queue() == 2
+    for index, left in ((0, 1), (1, 1)):
+        cluster.end("exit", 0, index, 0)
+        study.poll()
+        assert cluster.in_queue() == left
+    assert [names_of(array) for array in cluster.arrays] == [["a", "b"], ["c"]]
 
 
 def test_starts_and_ends_are_reported(study: Study) -> None:
@@ -414,60 +480,3 @@ def test_the_table_names_why_a_job_was_given_up(study: Study) -> None:
     study.script = [lambda: study.cluster.set("CANCELLED")]
     outcome = run_jobs([job], study.lines.append, lambda outcome, job: None, study.launcher)
     assert outcome.status == {job: "cancelled"}
-
-
-# ---- the job's side
-
-
-@pytest.fixture
-def element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs a Python script as a task, and returns the job's exit status and the task's end."""
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGUSR1)}
-    scontrol = tmp_path / "scontrol"
-
-    def run(code: str, scontrol_end: str = "exit 0") -> tuple[int, SlurmTaskEnd | None]:
-        scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls; {scontrol_end}\n')
-        scontrol.chmod(0o755)
-        run_folder = tmp_path / "run"
-        (run_folder / "state").mkdir(parents=True, exist_ok=True)
-        lines = f"import os, signal, time; state = {str(run_folder / 'state')!r}; medfl = os.getppid()\n"
-        command = (sys.executable, "-c", lines + code)
-        task = SlurmTask(title="a", command=command, log=str(tmp_path / "a.log"), folder=str(run_folder), inputs="")
-        SlurmBatch(job_name="medfl-a", tasks=(task,)).write(tmp_path / SlurmBatch.NAME)
-        end_file(tmp_path, 0).unlink(missing_ok=True)
-        status = run_task(tmp_path, 0)
-        end = SlurmTaskEnd.read(end_file(tmp_path, 0)) if end_file(tmp_path, 0).is_file() else None
-        return status, end
-
-    yield run
-    for kind, handler in before.items():
-        signal.signal(kind, handler)
-
-
-def test_a_job_writes_how_its_process_ended(element, tmp_path: Path) -> None:
-    for code, status in (("print('hello')", 0), ("raise SystemExit(3)", 3), ("os.kill(os.getpid(), 9)", -9)):
-        result, end = element(code)
-        assert (end.cause, end.exit_status) == ("exit", status)
-        assert result == (status if status >= 0 else 137)
-    assert "\nhello\n" in (tmp_path / "a.log").read_text()
-    assert not (tmp_path / "calls").exists()
-
-
-def test_a_job_that_slurm_ends_writes_no_end(element) -> None:
-    for code in ("os.kill(medfl, signal.SIGTERM); time.sleep(60)", "os.kill(os.getpid(), signal.SIGTERM)"):
-        assert element(code) == (143, None)
-
-
-def test_a_job_near_its_time_limit_queues_itself_again(element, tmp_path: Path) -> None:
-    progress = "open(state + '/1', 'w').close(); os.kill(medfl, signal.SIGUSR1); time.sleep(60)"
-    assert element(progress) == (143, None)
-    assert (tmp_path / "calls").read_text() == "requeue 7\n"
-    _, end = element(progress.replace("/1", "/2"), scontrol_end="exit 1")
-    assert end.cause == "time_limit"
-    killed = progress.replace("/1", "/3")
-    assert element(killed, scontrol_end="kill -TERM $$") == (143, None), "Slurm ends the job's processes"
-    _, end = element("os.kill(medfl, signal.SIGUSR1); time.sleep(60)")
-    assert end.cause == "no_progress"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 3

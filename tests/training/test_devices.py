@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,14 +93,14 @@ FULL = (
 )
 
 
-def memory(reserved: float) -> GpuMemory:
-    return GpuMemory("cuda:1", free=GIB, total=16 * GIB, reserved=int(reserved * GIB))
+def memory(free: float = 1, held: float = 12, reserved: float = 12, total: float = 20) -> GpuMemory:
+    return GpuMemory("cuda:1", *(int(value * GIB) for value in (free, total, held, reserved)))
 
 
 @pytest.mark.parametrize(("names", "workers"), [((), 1), (("cuda:1",), 1), (("cuda:0", "cuda:1", "cuda:1"), 2)])
 def test_a_full_gpu_is_explained(names: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "read_gpu_memory", lambda device: memory(12))
-    fields = {"device": "cuda:1", "who": "site-3", "needed": "2.50 GiB", "free": GIB, "total": 16 * GIB}
+    monkeypatch.setattr(devices, "read_gpu_memory", lambda device: memory())
+    fields = {"device": "cuda:1", "who": "site-3", "needed": "2.50 GiB", "free": GIB, "total": 20 * GIB}
     watch = MemoryWatch(device="cuda", devices=names, batch_size=64)
     with (
         refused(MedflError, "gpu_out_of_memory", **fields, batch_size=64, workers=workers) as caught,
@@ -111,23 +112,83 @@ def test_a_full_gpu_is_explained(names: tuple[str, ...], workers: int, monkeypat
         raise ValueError("other")
 
 
+PAIR = ("cuda:1", "cuda:1")
+
+
 @pytest.mark.parametrize(
-    ("names", "reserved", "warnings"),
-    [((), 12, 0), (("cuda:1", "cuda:1"), 8, 0), (("cuda:1", "cuda:1"), 8.1, 1), (("cuda:0", "cuda:1"), 12, 0)],
+    ("names", "state", "left"),
+    [
+        # One process: the free memory, and what it holds, without the most that it had reserved.
+        ((), {"free": 3, "held": 12, "reserved": 12}, 3),
+        ((), {"free": 2, "held": 12, "reserved": 12}, 2),
+        ((), {"free": 1.5, "held": 12, "reserved": 12}, 1.5),
+        ((), {"free": 8, "held": 5, "reserved": 12}, 1),
+        ((), {"free": 0.5, "held": 0, "reserved": 0}, 0.5),
+        (("cuda:0", "cuda:1"), {"free": 1.5, "held": 12, "reserved": 12}, 1.5),
+        (("cuda:0", "cuda:1"), {"free": 8, "held": 12, "reserved": 12}, 8),
+        # Two workers: no more than the whole memory without twice the most that one had reserved.
+        (PAIR, {"free": 11, "held": 9, "reserved": 9}, 2),
+        (PAIR, {"free": 10, "held": 9.25, "reserved": 9.25}, 1.5),
+        (PAIR, {"free": 9, "held": 11, "reserved": 11}, -2),
+        (PAIR, {"free": 1, "held": 4, "reserved": 4}, 1),
+    ],
 )
-def test_workers_that_may_not_fit_are_warned_of_once(
+def test_a_gpu_with_less_than_a_tenth_left_is_warned_of_once(
     names: tuple[str, ...],
-    reserved: float,
-    warnings: int,
+    state: dict[str, float],
+    left: float,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(devices, "read_gpu_memory", lambda device: memory(reserved))
+    assert memory(**state).left(max(1, names.count("cuda:1"))) == left * GIB
+    states = iter([memory(free=20, held=0, reserved=0), *[memory(**state)] * 9])
+    monkeypatch.setattr(devices, "read_gpu_memory", lambda device: next(states))
     watch = MemoryWatch(device="cuda", devices=names, batch_size=64)
-    for _ in range(2):
+    for _ in range(3):
         with watch.watch("site-3"):
             pass
-    assert len(caplog.records) == warnings
+    assert len(caplog.records) == (left < 2)
+    for record in caplog.records:
+        values = {"cuda:1", 10.0, 20.0, *state.values(), max(1, names.count("cuda:1"))}
+        assert isinstance(record.args, tuple)
+        assert values < set(record.args)
+        assert "--batch-size (now 64)" in record.getMessage()
+        assert ("--devices" in record.getMessage()) == (names == PAIR)
+
+
+def test_the_memory_is_checked_before_and_during_a_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first job meets a program that takes memory meanwhile, the second job one that has it already."""
+    plenty, little = memory(free=8), memory(free=1)
+    state = {"now": plenty}
+    read: list[str] = []
+
+    def read_memory(device: str) -> GpuMemory:
+        read.append(device)
+        return state["now"]
+
+    monkeypatch.setattr(devices, "read_gpu_memory", read_memory)
+    monkeypatch.setattr(devices, "CHECK_SECONDS", 0.01)
+    watch = MemoryWatch(device="cuda", devices=(), batch_size=64)
+    with watch.watch("site-3"):
+        state["now"] = little
+        until = time.monotonic() + 60
+        while not caplog.records and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(caplog.records) == 1
+    assert read[0] == "cuda"
+    assert set(read[1:]) == {"cuda:1"}, "in another thread, the current GPU may be another one"
+    with MemoryWatch(device="cuda", devices=(), batch_size=64).watch("site-3"):
+        assert len(caplog.records) == 2
+
+
+def test_the_memory_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda name: {"cuda:1": (1, 2)}[name])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda name: {"cuda:1": 3}[name])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda name: {"cuda:1": 4}[name])
+    assert devices.read_gpu_memory("cuda") == GpuMemory("cuda:1", free=1, total=2, held=3, reserved=4)
 
 
 def test_the_memory_of_the_cpu_is_not_read() -> None:

@@ -20,6 +20,9 @@ from medfl_studies.launchers.resources import Resources
 COMMAND_SECONDS = 120.0
 """Seconds that a program of Slurm may take."""
 
+MAX_NAMES = 500
+"""Number of arrays that one call of ``squeue`` asks for, because the system limits the length of an argument."""
+
 LEAD_SECONDS = 60
 """Seconds between the signal and the time limit; fewer if the limit is below 10 minutes."""
 
@@ -137,14 +140,13 @@ class SlurmCommands:
         """
         self._call(["sbatch", "--test-only", *self._array_options(resources), "--wrap=true"])
 
-    def submit(self, batch: Path, job_name: str, count: int, limit: int | None, resources: Resources) -> None:
+    def submit(self, batch: Path, job_name: str, count: int, resources: Resources) -> None:
         """Submit a job array that runs the tasks of a batch.
 
         Args:
             batch: Folder of the batch, on a file system that the cluster's nodes share.
             job_name: Name of the array.
             count: Number of tasks.
-            limit: Number of tasks at the same time; None means no limit.
             resources: Resources of each task.
 
         Raises:
@@ -152,12 +154,11 @@ class SlurmCommands:
             StoreError: If the cluster's controller does not answer.
         """
         program = shlex.join([sys.executable, "-m", slurm_job.__name__, str(batch)])
-        at_once = "" if limit is None else f"%{limit}"
         self._call(
             [
                 "sbatch",
                 "--parsable",
-                f"--array=0-{count - 1}{at_once}",
+                f"--array=0-{count - 1}",
                 f"--job-name={job_name}",
                 "--requeue",
                 "--open-mode=append",
@@ -182,17 +183,17 @@ class SlurmCommands:
             SettingsError: If there is no Slurm, or it refuses the query.
             StoreError: If the cluster's controller does not answer.
         """
-        if not job_names:
-            return {}
-        names = ",".join(sorted(job_names))
-        output = self._call(
-            ["squeue", "--noheader", "--array", "--me", "--states=all", f"--name={names}", "--format=%j|%K|%T|%i|%r"]
-        )
-        states = {}
-        for line in output.splitlines():
-            name, index, state, job, reason = line.split("|", 4)
-            if index.isdecimal():
-                states[name, int(index)] = TaskState(state, reason, job)
+        names = sorted(job_names)
+        states: dict[tuple[str, int], TaskState] = {}
+        for first in range(0, len(names), MAX_NAMES):
+            some = ",".join(names[first : first + MAX_NAMES])
+            output = self._call(
+                ["squeue", "--noheader", "--array", "--me", "--states=all", f"--name={some}", "--format=%j|%K|%T|%i|%r"]
+            )
+            for line in output.splitlines():
+                name, index, state, job, reason = line.split("|", 4)
+                if index.isdecimal():
+                    states[name, int(index)] = TaskState(state, reason, job)
         return states
 
     def _array_options(self, resources: Resources) -> list[str]:

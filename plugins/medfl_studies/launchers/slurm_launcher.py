@@ -1,8 +1,9 @@
 """Launcher of a Slurm cluster: job arrays that run the jobs of a study, and the loop that waits for them.
 
-The study submits a batch for all jobs with equal resources. The result of a job comes from the files of its run; the
-end of its process comes from a small file in the batch's folder (`medfl_studies.records.slurm_files`). Slurm only tells
-whether an element waits, runs, or is gone.
+The study submits a batch for all jobs with equal resources. With a limit on the number of jobs, it submits only as
+many as the limit leaves room for, and further ones when jobs have ended: Slurm's own limit holds for each array only.
+The result of a job comes from the files of its run; the end of its process comes from a small file in the batch's
+folder (`medfl_studies.records.slurm_files`). Slurm only tells whether an element waits, runs, or is gone.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class SlurmLauncher:
         out: Output folder of the study, on a file system that the cluster's nodes share.
         name: Name of the study, part of the jobs' names in Slurm.
         commands: Programs of Slurm.
-        at_once: Number of elements of an array at the same time; None means no limit.
+        at_once: Number of jobs in the queue of the cluster at the same time; None means no limit.
         poll_seconds: Seconds between two questions to the cluster.
         clock: Monotonic clock in seconds.
         wait: Function that sleeps for some seconds.
@@ -172,7 +173,8 @@ class SlurmLauncher:
         self._poll_seconds, self._clock, self._wait = poll_seconds, clock, wait
         self._say: Say = print
         self._open: list[OpenTask] = []
-        self._again: list[OpenTask] = []
+        self._again: list[OpenTask] = []  # stopped
+        self._waiting: list[OpenTask] = []  # not submitted yet
         self._events: list[JobEvent] = []
         self._queue: QueuedRuns | None = None
         self._is_unreachable = False
@@ -188,7 +190,7 @@ class SlurmLauncher:
             self._commands.check(resources)
 
     def submit(self, jobs: Sequence[StudyJob], say: Say) -> None:
-        """Find the jobs that an earlier call of the command submitted, and submit the others.
+        """Find the jobs that an earlier call of the command submitted, and submit the others up to the limit.
 
         Raises:
             SettingsError: If there is no Slurm, or it refuses a job.
@@ -203,13 +205,14 @@ class SlurmLauncher:
                 fresh.append(job)
         if self._open:
             say(f"{count(len(self._open), 'job')} of an earlier command still in the queue of the cluster")
-        self._submit_batches([OpenTask(job, Path(), 0, "", newest_state_time(job.folder)) for job in fresh])
+        self._waiting += [OpenTask(job, Path(), 0, "", newest_state_time(job.folder)) for job in fresh]
+        self._submit_waiting()
 
     def poll(self) -> list[JobEvent]:
-        """Wait until a job starts or ends; submit stopped ones again."""
+        """Wait until a job starts or ends; submit stopped and waiting ones."""
         while True:
             events, self._events = self._events, []
-            if events or not (self._open or self._again):
+            if events or not (self._open or self._again or self._waiting):
                 return events
             self._ask()
             if not self._events:
@@ -224,13 +227,15 @@ class SlurmLauncher:
             )
 
     def close(self) -> None:
-        """Forget the jobs that are still in the queue."""
-        self._open, self._again, self._events = [], [], []
+        """Forget the jobs that have not ended."""
+        self._open, self._again, self._waiting, self._events = [], [], [], []
 
     # ---- submission
 
-    def _submit_batches(self, tasks: list[OpenTask]) -> None:
-        """Submit tasks, those with equal resources in one array."""
+    def _submit_waiting(self) -> None:
+        """Submit as many tasks as the limit leaves room for, those with equal resources in one array."""
+        room = len(self._waiting) if self._at_once is None else max(0, self._at_once - len(self._open))
+        tasks, self._waiting = self._waiting[:room], self._waiting[room:]
         groups: dict[tuple[str, ...], list[OpenTask]] = {}
         for task in tasks:
             groups.setdefault(tuple(resource_options(task.job.resources)), []).append(task)
@@ -263,12 +268,12 @@ class SlurmLauncher:
         SlurmBatch(job_name=name, tasks=records).write(batch / SlurmBatch.NAME)
         self._say(f"submitting {count(len(tasks), 'job')} to the cluster as '{name}'")
         try:
-            self._commands.submit(batch, name, len(tasks), self._at_once, jobs[0].resources)
+            self._commands.submit(batch, name, len(tasks), jobs[0].resources)
         except StoreError as error:  # the answer may be lost, and not the array: the next states tell
             self._say(f"warning: {error}")
         for index, task in enumerate(tasks):
             task.batch, task.index, task.job_name = batch, index, name
-            task.is_running, task.gone_since, task.reason = False, None, ""
+            task.gone_since, task.reason = None, ""
             task.saved_at = newest_state_time(task.job.folder)
             self._open.append(task)
 
@@ -343,8 +348,8 @@ class SlurmLauncher:
             if end is not None or not self._is_unreachable:
                 self._act(task, end, states.get((task.job_name, task.index)))
         if not self._is_unreachable:
-            again, self._again = self._again, []
-            self._submit_batches(again)
+            self._waiting, self._again = [*self._again, *self._waiting], []
+            self._submit_waiting()
         self._write_queue()
 
     def _act(self, task: OpenTask, end: SlurmTaskEnd | None, state: TaskState | None) -> None:
@@ -367,6 +372,7 @@ class SlurmLauncher:
             task.stops = 0 if has_progress or judgement.is_by_cluster else task.stops + 1
             if task.stops < MAX_STOPS:
                 self._say(f"  {task.job.title}: {judgement.reason}; submitted again")
+                task.is_running = False
                 self._again.append(task)
                 return
             problem = f"stopped {MAX_STOPS} times without a saved step: {judgement.reason}; Slurm's messages are in "
@@ -398,7 +404,8 @@ class SlurmLauncher:
     def _write_queue(self) -> None:
         """Write which runs wait and which work, for `medfl monitor`."""
         root = self._folder.parent
-        waiting = [task.job.folder for task in [*self._again, *self._open] if not task.is_running]
+        tasks = [*self._again, *self._open, *self._waiting]
+        waiting = [task.job.folder for task in tasks if not task.is_running]
         working = [task.job.folder for task in self._open if task.is_running]
         queue = QueuedRuns(
             places={folder.relative_to(root).as_posix(): "queued" for folder in waiting}

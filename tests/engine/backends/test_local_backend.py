@@ -6,7 +6,7 @@ import errno
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from refusals import refused
 from toys import SIZES, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Reply, Request, Server, Site
+from medfl.engine.backend import EventListener, ignore_event
 from medfl.engine.backends import local
 from medfl.engine.backends.jobs import BackendJob, EvaluateJob, StepJob
 from medfl.engine.backends.local import LocalBackend
@@ -25,6 +26,7 @@ from medfl.engine.backends.pool import JobResult, WorkerPool, _receive
 from medfl.engine.site import SiteRunner
 from medfl.engine.store import Store
 from medfl.errors import ContractError, MedflError, StoreError
+from medfl.records.progress import JobStart
 from medfl.settings import Settings
 from medfl.testing.cohort import make_plan, make_sites, make_task
 from medfl.toolkit.averaging import Averaging
@@ -222,13 +224,14 @@ def backends(tmp_path: Path) -> Iterator[Any]:
     """Return a function that builds local backends in the same folder."""
     made = []
 
-    def make(workers: int = 0) -> LocalBackend:
-        plan = make_plan(Settings(rounds=2, batch_size=5), sites=list(SIZES))
+    def make(workers: int = 0, sizes: Mapping[str, int] = SIZES, note: EventListener = ignore_event) -> LocalBackend:
+        plan = make_plan(Settings(rounds=2, batch_size=5), sites=list(sizes))
         hosts = {
             name: SiteRunner(name, data, tmp_path / name, plan, lambda step, peer_message: None)
-            for name, data in make_sites(SIZES).items()
+            for name, data in make_sites(sizes).items()
         }
-        made.append(LocalBackend(hosts, lambda: Counting(log=str(tmp_path / "log")), devices=["cpu"] * workers))
+        method = partial(Counting, log=str(tmp_path / "log"))
+        made.append(LocalBackend(hosts, method, devices=["cpu"] * workers, note=note))
         return made[-1]
 
     yield make
@@ -236,9 +239,22 @@ def backends(tmp_path: Path) -> Iterator[Any]:
         backend.close()
 
 
-def requests(value: float = 0.0) -> list[Request]:
+def requests(value: float = 0.0, sites: Iterable[str] = SIZES) -> list[Request]:
     tensors = {"model/" + name: (tensor + value).to(tensor.dtype) for name, tensor in make_task().initial(0).items()}
-    return [Request(name, "fit", tensors, {"a": 1}) for name in SIZES]
+    return [Request(name, "fit", tensors, {"a": 1}) for name in sites]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_largest_site_is_given_out_first_and_equal_sites_by_name(workers: int, backends: Any) -> None:
+    sizes = {"site-5": 18, "site-4": 9, "site-3": 27, "site-2": 27, "site-1": 9}
+    events: list[Any] = []
+    backend = backends(workers, sizes, events.append)
+    images = {name: len(host.data.train) for name, host in backend.hosts.items()}
+    assert images["site-1"] == images["site-4"] < images["site-5"] < images["site-2"] == images["site-3"]
+    answers, _, _ = backend.step(1, 1, requests(sites=sizes))
+    starts = [event.sites for event in events if isinstance(event, JobStart)]
+    assert starts == [("site-2",), ("site-3",), ("site-5",), ("site-1",), ("site-4",)]
+    assert [answer.site for answer in answers] == sorted(sizes)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
