@@ -22,6 +22,7 @@ from medfl.engine.plan import RunPlan, ServerData
 from medfl.engine.replies import DecodedReplies
 from medfl.engine.status import DIVERGED, FINISHED, INCOMPLETE, RUNNING
 from medfl.errors import ContractError
+from medfl.training.devices import MemoryWatch
 from medfl.types import SERVER, Tensors
 from medfl.utils.memory import all_finite, release_memory
 from medfl.utils.rng import seeded_generators
@@ -76,6 +77,7 @@ class ServerLoop:
         self._backend, self._data = backend, data or ServerData()
         self._on_round, self._on_commit = on_round, on_commit
         self._journal = Journal(folder)
+        self._memory_watch = MemoryWatch(plan.task.device, (), plan.settings.batch_size)
         self._round_rows: list[MetricRow] = []  # rows of the steps of the current round
 
     def run(self) -> RunOutcome:
@@ -192,7 +194,7 @@ class ServerLoop:
             method, self._data.tests, self._task, self._settings, plan.round, exchange.rows
         )
         replies = self._backend.replies(exchange.accepted, exchange.failed)
-        with self._seeded(server):
+        with self._memory_watch.watch("the server"), self._seeded(server):
             method.aggregate(server, DecodedReplies(method, replies))
 
     def _check_plan(self, plan: Plan) -> None:

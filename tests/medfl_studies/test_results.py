@@ -49,6 +49,7 @@ from medfl_studies.results.fair_tables import (
     choose_on_validation,
     compare_both,
     fair_table,
+    still_rising,
     validation_curve,
     validation_table,
 )
@@ -222,7 +223,9 @@ def test_validation_curves_are_means_over_sites_and_runs(collected) -> None:
     demo = DataScores(replace(results, runs=tuple(tables)), "demo", "accuracy")
     curve = validation_curve(demo, "alone")
     assert curve == pytest.approx({2: 0.2 + 0.5 + 0.01, 4: 0.4 + 0.5 + 0.01})
-    assert validation_table(demo, ["alone"]).splitlines()[2] == "| alone | 0.710 | 0.910 |"
+    assert validation_table(demo).splitlines()[2] == "| alone | 0.710 | 0.910 | +0.200 |"
+    assert "alone" in still_rising(demo, 0.19)
+    assert "alone" not in still_rising(demo, 0.21)
 
 
 def test_a_tuned_row_is_never_worse_on_validation_images_than_its_published_settings(collected):

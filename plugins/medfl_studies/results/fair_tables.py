@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
@@ -86,17 +86,37 @@ def _validation_score(run: RunRecord, metric: str) -> float:
     return by_round[max(by_round)]
 
 
-def validation_table(scores: DataScores, rows: Sequence[str]) -> str:
+def validation_table(scores: DataScores) -> str:
     """Return a table of validation scores over the rounds, which shows whether training has ended.
+
+    The last column is the change from the evaluation before the last one to the last one.
 
     Args:
         scores: Scores of a study with validation images.
-        rows: Names of the rows.
     """
-    curves = {row: validation_curve(scores, row) for row in rows}
+    curves = {row: validation_curve(scores, row) for row in scores.rows}
     rounds = sorted(set().union(*curves.values()))
-    lines = [[row, *(cell(curve.get(number)) for number in rounds)] for row, curve in curves.items()]
-    return table(["row", *(f"round {number}" for number in rounds)], lines)
+    lines = [
+        [row, *(cell(curve.get(number)) for number in rounds), cell(last_rise(curve), "+")]
+        for row, curve in curves.items()
+    ]
+    return table(["row", *(f"round {number}" for number in rounds), "last change"], lines)
+
+
+def last_rise(curve: Mapping[int, float]) -> float:
+    """Return the change of a validation curve from the evaluation before the last one to the last one."""
+    before, last = sorted(curve)[-2:]
+    return curve[last] - curve[before]
+
+
+def still_rising(scores: DataScores, margin: float = 0.01) -> list[str]:
+    """Return the rows whose validation score rises by more than a margin from the last evaluation but one to the last.
+
+    Args:
+        scores: Scores of a study with validation images, larger values of the metric are better.
+        margin: The margin.
+    """
+    return [row for row in scores.rows if last_rise(validation_curve(scores, row)) > margin]
 
 
 def validation_curve(scores: DataScores, row: str) -> dict[int, float]:

@@ -257,6 +257,7 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "fair_table": fair_tables.fair_table,
         "validation_table": fair_tables.validation_table,
         "validation_curve": fair_tables.validation_curve,
+        "still_rising": fair_tables.still_rising,
         "compare_both": fair_tables.compare_both,
         "choose_on_validation": fair_tables.choose_on_validation,
     }

@@ -145,3 +145,15 @@ class Exhausted(Averaging):
 def test_a_step_without_memory_is_explained(devices: tuple[str, ...], tmp_path: Path) -> None:
     with refused(MedflError, "gpu_out_of_memory", who="site-2", needed="3.00 MiB", batch_size=5):
         Toy(Exhausted).run(tmp_path / "run", devices=devices)
+
+
+class ExhaustedServer(Averaging):
+    """Method whose server runs out of memory."""
+
+    def aggregate(self, server: Server, replies: Replies) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 MiB.")
+
+
+def test_a_server_without_memory_is_explained(tmp_path: Path) -> None:
+    with refused(MedflError, "gpu_out_of_memory", who="the server", needed="3.00 MiB", batch_size=5):
+        Toy(ExhaustedServer).run(tmp_path / "run")
