@@ -39,15 +39,17 @@ from scipy.stats import norm
 from medfl.metrics.regression import mae
 from medfl.metrics.segmentation import mean_over_cases
 from medfl.metrics.survival import concordance
-from medfl.objectives import Multiclass
+from medfl.objectives import Binary, Multiclass
 from medfl_report.patient_tests import SiteModels, compare_models, is_rank_metric
 from medfl_report.statistics import (
     LEVEL,
     ScoreFunction,
     choose_for_models,
+    combine_p,
     exchange,
     mean_bootstrap,
     paired_t,
+    runs_test,
     seeds_and_patients_test,
     wilson,
 )
@@ -70,6 +72,15 @@ LARGE, LARGE_SIMULATIONS = 500, 1000
 
 SHAPES = ("balanced_accuracy", "auc", "dice", "mae")
 """Metrics for which models of equal score and another distribution are simulated."""
+
+FEW_CELLS, FEW_PATIENTS = ("f1", "brier"), 50
+"""Metrics of which only cells of the kind ``equal`` with few patients are simulated, and largest number of these."""
+
+SPLITS, SPLIT_PATIENTS = (3, 5, 10), (80, 400)
+"""Numbers of splits, and numbers of patients that are split."""
+
+TEST_PART, FEATURES = 4, 10
+"""Patients of a split divided by its test patients, and number of features of each of the two regressions."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +146,8 @@ def classifier(metric: str, rng: np.random.Generator, size: int, gain: float) ->
     """Simulate two classifiers; `gain` raises the first one's logits of the right class."""
     labels = rng.integers(2, size=size)
     pair = [(2 * labels - 1) * (0.7 + more) + noise for more, noise in zip((gain, 0.0), noises(rng, size))]
-    score = partial(Multiclass(2).weighted_score, metric)
+    objective = Binary(logits=2) if metric == "brier" else Multiclass(2)
+    score = partial(objective.weighted_score, metric)
     return Models(two_columns(pair[0]), two_columns(pair[1]), torch.from_numpy(labels), score)
 
 
@@ -199,6 +211,8 @@ METRICS: dict[str, tuple[Simulator, float]] = {
     "dice": (segmenter, 0.5),
     "c_index": (survival, 0.5),
     "mae": (regression, 0.3),
+    "f1": (classifier, 0.5),
+    "brier": (classifier, 0.5),
 }
 """Maps each metric to its simulator and the effect of the kind ``better``."""
 
@@ -250,7 +264,7 @@ def continue_cell(cell: Cell, simulations: int, seconds: float) -> Cell:
             )
             for place, models in enumerate(drawn)
         ]
-        if is_rank_metric(metric):  # undefined without a case of each class, or without an event
+        if is_rank_metric(metric) or metric == "f1":  # undefined without a case of a class, or without an event
             ones = torch.ones(patients, 1, dtype=torch.float64)
             parts = [part for part in parts if not part.score(part.pairs[0][0], part.targets, ones).isnan()]
         claims += bool(parts) and is_claimed([(1 / len(parts), part) for part in parts], done)
@@ -277,6 +291,54 @@ def measure_seeds(seeds: int, ratio: float, simulations: int) -> list[tuple[str,
     return [("seeds", seeds, ratio, *(claims / simulations))]
 
 
+def split_errors(features: np.ndarray, targets: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Return the absolute test errors of a regression by least squares in each split, (splits, test patients).
+
+    Args:
+        features: Features of the patients, (patients, features).
+        targets: Targets of the patients, (patients,).
+        orders: Order of the patients in each split, (splits, patients); the test patients are the first ones.
+    """
+    size = len(targets) // TEST_PART
+    tested, trained = orders[:, :size], orders[:, size:]
+    x = features[trained]
+    weights = np.linalg.solve(x.mT @ x, x.mT @ targets[trained][..., None])
+    return np.abs(targets[tested] - (features[tested] @ weights)[..., 0])
+
+
+def measure_splits(splits: int, patients: int, simulations: int) -> list[tuple[str, int, float, float, float]]:
+    """Return rates of false claims over several splits of the same patients, by three rules.
+
+    Two regressions learn from different features that are equally informative. So neither has a smaller expected error
+    on new patients after a training with other patients.
+
+    Args:
+        splits: Number of random splits.
+        patients: Number of patients that each split divides into training and test patients.
+        simulations: Number of simulated studies.
+    """
+    rng, claims, ratio = np.random.default_rng([splits, patients]), np.zeros(3), 1 / (TEST_PART - 1)
+    for number in range(simulations):
+        features = rng.normal(size=(2, patients, FEATURES))
+        targets = features.sum(axis=(0, 2)) + rng.normal(size=patients)
+        orders = rng.permuted(np.tile(np.arange(patients), (splits, 1)), axis=1)
+        errors = [split_errors(part, targets, orders) for part in features]
+        differences = (errors[0] - errors[1]).mean(axis=1).tolist()
+        over_splits = runs_test(differences, ratio).p <= LEVEL
+        both = over_splits and combine_p([split_p(a, b, number) for a, b in zip(*errors)]) <= LEVEL
+        claims += (both, over_splits, runs_test(differences).p <= LEVEL)
+    return [("splits", splits, patients, *(claims / simulations))]
+
+
+def split_p(a: np.ndarray, b: np.ndarray, seed: int) -> float:
+    """Return the p-value of the test over the patients of one split, for the absolute errors of two models."""
+    pair = (torch.from_numpy(a)[:, None], torch.from_numpy(b)[:, None])
+    targets = torch.zeros(len(a), 1, dtype=torch.float64)
+    models = SiteModels(mae, (pair,), targets, None, (seed, 0), order_only=False, resamples=RESAMPLES)
+    p = compare_models([(1.0, models)], seed).p
+    return 1.0 if p is None else p
+
+
 def rate(cell: Cell) -> str:
     """Format the rate of claims of a cell in percent."""
     return f"{100 * cell.claims / cell.simulations:.1f}"
@@ -301,14 +363,18 @@ def cells_markdown(cells: list[Cell], kind: str) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def seeds_markdown(rows: list[tuple[str, int, float, float, float]]) -> str:
-    """Return the table of the rules over seeds and patients."""
-    lines = [
-        ["seeds", "variance of seeds / patients", "seeds and patients", "seeds alone", "seeds, and patients apart"]
-    ]
-    lines += [["---"] * 5]
+def rules_markdown(head: list[str], rows: list[tuple[str, int, float, float, float]]) -> str:
+    """Return the table of three rules: number of runs, another number, and the rate of each rule."""
+    lines = [head, ["---"] * 5]
     lines += [[str(row[1]), f"{row[2]:g}", *(f"{100 * value:.1f}" for value in row[3:])] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+SEEDS_HEAD = ["seeds", "variance of seeds / patients", "seeds and patients", "seeds alone", "seeds, and patients apart"]
+"""Heading of the table of the rules over seeds and patients."""
+
+SPLITS_HEAD = ["splits", "patients", "corrected t and patients", "corrected t alone", "t without correction"]
+"""Heading of the table of the rules over splits."""
 
 
 def update_page(page: Path, tables: dict[str, str]) -> None:
@@ -375,7 +441,10 @@ def main() -> None:
     exchange.EXCHANGES = EXCHANGES
     torch.set_num_threads(1)
     places = [(1, number) for number in options.patients] + ([] if options.one_site else list(SITES))
-    keys = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
+    full = [metric for metric in METRICS if metric not in FEW_CELLS]
+    keys = [("equal", metric, *place) for metric in full for place in places]
+    keys += [("equal", name, *place) for name in FEW_CELLS for place in places if math.prod(place) <= FEW_PATIENTS]
+    keys += [("better", metric, *place) for metric in full for place in places]
     keys += [("other shape", metric, *place) for metric in SHAPES for place in places]
     path = None if options.page is None else options.page.with_name(f"{options.page.stem}_rates.csv")
     cells = measure_cells(keys, path, options.simulations, options.seconds)
@@ -385,9 +454,16 @@ def main() -> None:
         for ratio in (0.1, 1, 10)
         for row in measure_seeds(number, ratio, options.simulations)
     ]
+    splits = [
+        row
+        for number in SPLITS
+        for patients in SPLIT_PATIENTS
+        for row in measure_splits(number, patients, options.simulations)
+    ]
     if options.page is not None:
         tables = {kind: cells_markdown(cells, kind) for kind in ("equal", "other shape", "better")}
-        update_page(options.page, tables | {"seeds": seeds_markdown(seeds), "procedures": procedures_markdown()})
+        tables |= {"seeds": rules_markdown(SEEDS_HEAD, seeds), "splits": rules_markdown(SPLITS_HEAD, splits)}
+        update_page(options.page, tables | {"procedures": procedures_markdown()})
     if options.json is not None:
         figures = {f"{cell.kind}, {cell.metric}, {cell.sites} x {cell.patients}": rate(cell) for cell in cells}
         options.json.write_text(json.dumps(figures), encoding="utf-8")

@@ -68,6 +68,6 @@ def test_rates_of_claims_continue_after_an_interruption(run: Run, tmp_path: Path
     lines = cells.read_text(encoding="utf-8").splitlines()
     assert finished.splitlines()[1] in lines
     assert "better,mae,1,3,2,0" in lines
-    assert len(lines) == 1 + 7 + 7 + 4
+    assert len(lines) == 1 + 9 + 7 + 4
     assert "| 1 | 3 | 0.0 (0.0 to 65.8; 2) |" in page.read_text(encoding="utf-8")
     assert "| 5.0 |" in page.read_text(encoding="utf-8")

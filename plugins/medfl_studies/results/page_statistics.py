@@ -297,6 +297,17 @@ class DataScores:
             raise DataError("no_counts", f"The runs on '{self.data}' have no numbers of images.", data=self.data)
         return [sum(holdings.sites[site][split]) for site in self.sites]
 
+    def undefined_cases(self, row: str, column: str) -> int:
+        """Return for how many test cases, of all runs of a row, a column of the predictions has no number.
+
+        Args:
+            row: Name of the row.
+            column: Name of a column of the predictions, such as ``hd95_1``.
+        """
+        sets = [test_set for seed in self.seeds(row) for test_set in self._sets(row, seed).values()]
+        columns = [test_set.predictions[:, test_set.objective.columns(()).index(column)] for test_set in sets]
+        return sum(int(values.isnan().sum()) for values in columns)
+
     def noise(self, row: str) -> float:
         """Return the noise multiplier of a row: the largest standard deviation of noise over the clip of any site.
 

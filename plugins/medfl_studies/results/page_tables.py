@@ -6,11 +6,19 @@ Each row of a study is a method with settings.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from medfl.errors import StoreError
+from medfl.metrics import LOWER_IS_BETTER_METRICS
+from medfl.privacy import gaussian
+from medfl.privacy.concentrated import calibrate_sum
+from medfl.settings import Privacy
 from medfl.utils.formats import metric_words
+from medfl_report.data_set_ranks import DataSetComparison, DataSetScores, compare_data_sets
 from medfl_studies.results.page_formats import cell, mean_cell, p_cell, spread_cell, table
 from medfl_studies.results.page_statistics import DataScores
 
@@ -103,6 +111,45 @@ def methods_table(scores: DataScores, base: str | None, metrics: Sequence[str] =
             ]
         )
     return table(head, lines)
+
+
+def compare_ranks_over(parts: Sequence[DataScores], reference: str, rope: float) -> DataSetComparison:
+    """Rank the rows that all of several studies have, one study for each data set; see `medfl rank`.
+
+    Args:
+        parts: Scores of each study in its own metric.
+        reference: Row that the others are compared with.
+        rope: Largest difference that is practically none, >= 0.
+    """
+    data = []
+    for scores in parts:
+        sign = -1 if scores.metric in LOWER_IS_BETTER_METRICS else 1
+        lines = [
+            (row, run, scores.data, sign * value)
+            for row in scores.rows
+            for run, value in enumerate(scores.by_seed(row))
+        ]
+        table = pd.DataFrame(lines, columns=["row", "seed", "site", "value"])
+        data.append(DataSetScores(scores.results.raw.study, scores.metric, table))
+    return compare_data_sets(data, reference, rope)
+
+
+def mean_noise(epsilon: float, sites: int, releases: int, threshold: int | None = None) -> float:
+    """Return the standard deviation of the noise in the mean of the sites' updates, in units of the clip.
+
+    The guarantee protects a whole site, with adjacency `replace` and the default delta.
+
+    Args:
+        epsilon: Budget of all releases together.
+        sites: Number of sites.
+        releases: Number of rounds.
+        threshold: Number of shares that suffice for the guarantee, if the sites add shares of the noise in their sum;
+            None if each site adds the whole noise to its own update.
+    """
+    privacy = Privacy(epsilon=epsilon, clip=1.0, adjacency="replace")
+    if threshold is None:
+        return gaussian.noise_multiplier(privacy, releases) / math.sqrt(sites)
+    return calibrate_sum(privacy, releases) * math.sqrt(sites / threshold) / sites
 
 
 def figures_table(figures: Mapping[str, float], head: Sequence[str], prefix: str = "") -> str:

@@ -15,6 +15,8 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
+from medfl_report.data_set_ranks import ranks_markdown
+from medfl_report.statistics import holm
 from medfl_studies.records.paper_items import read_papers
 from medfl_studies.results import (
     fair_tables,
@@ -254,6 +256,10 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "differences_table": page_tables.differences_table,
         "figures_table": page_tables.figures_table,
         "methods_table": page_tables.methods_table,
+        "compare_ranks_over": page_tables.compare_ranks_over,
+        "ranks_markdown": ranks_markdown,
+        "holm": holm,
+        "mean_noise": page_tables.mean_noise,
         "fair_table": fair_tables.fair_table,
         "validation_table": fair_tables.validation_table,
         "validation_curve": fair_tables.validation_curve,
