@@ -419,13 +419,28 @@ def test_runs_of_another_study_are_not_joined(ended, tmp_path, changes, options,
     study = changed(SMALL, changes)
     file.write_text(yaml.safe_dump(study, sort_keys=False))
     out = tmp_path / "out"
-    for job in expand_study(read_study(file), tmp_path / "bundle", ended.source, out):
+    for job in expand_study(read_study(file), tmp_path / "bundle", ended.source, out)[1:]:
         write_run(job.folder, job.options | {"dataset_dir": str(job.dataset_dir)}, "finished")
     with pytest.raises(StoreError) as error:
         collect_study(file, tmp_path / "raw", out, ended.source, add=True, **options)
     assert error.value.code == code
     assert {name: error.value.fields[name] for name in fields} == fields
     assert (tmp_path / "raw" / RawResults.NAME).read_bytes() == before
+
+
+def test_a_row_that_was_run_again_may_have_other_options(ended, tmp_path):
+    collect_study(ended.file, tmp_path / "raw", ended.out, ended.source)
+    row = next(iter(SMALL["rows"]))
+    file = tmp_path / "small.yaml"
+    rows = SMALL["rows"] | {row: SMALL["rows"][row] | {"settings": {"batch_size": 3}}}
+    file.write_text(yaml.safe_dump(changed(SMALL, {"rows": rows}), sort_keys=False))
+    out = tmp_path / "out"
+    jobs = [job for job in expand_study(read_study(file), tmp_path / "bundle", ended.source, out) if job.row == row]
+    for job in jobs:
+        write_run(job.folder, job.options | {"dataset_dir": str(job.dataset_dir)}, "finished")
+    raw = collect_study(file, tmp_path / "raw", out, ended.source, StudyPart(rows=[row]), add=True).raw
+    assert {kept.job.options["batch_size"] for kept in raw.runs if kept.row == row} == {3}
+    assert len(raw.runs) > len(jobs)
 
 
 # ---- attacks

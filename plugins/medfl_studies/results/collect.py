@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -166,6 +166,7 @@ def collect_study(
             earlier,
             {"scale": part.scale, "digits": digits, "decimals": decimals},
             expand_study(whole, bundle, source, place),
+            {run_key(kept) for kept, _ in new_runs.runs},
         )
         new_runs = _join(new_runs, earlier, whole)
         notes = dict.fromkeys((*earlier.raw.notes, *notes))
@@ -222,13 +223,16 @@ def _find_attacks(study: Study, runs: Iterable[RunJob]) -> pd.DataFrame:
     return attack_values(attack_jobs(study, runs, registry))
 
 
-def _check_earlier(earlier: StudyResults, options: Mapping[str, Any], jobs: Sequence[RunJob]) -> None:
+def _check_earlier(
+    earlier: StudyResults, options: Mapping[str, Any], jobs: Sequence[RunJob], replaced: Collection[RunKey]
+) -> None:
     """Check that new runs can be added to earlier raw results.
 
     Args:
         earlier: The earlier raw results.
         options: Scale, digits and decimals of the new runs.
         jobs: All runs of the study file with the seeds of the earlier runs.
+        replaced: Earlier runs that new ones replace. They may have had other options.
 
     Raises:
         StoreError: If the earlier raw results have another scale, predictions with another number of digits, or a run
@@ -257,7 +261,8 @@ def _check_earlier(earlier: StudyResults, options: Mapping[str, Any], jobs: Sequ
                 path=place,
                 setting="run",
             )
-        _check_options(kept.job, job, f"'{place}': {run}")
+        if run_key(kept) not in replaced:
+            _check_options(kept.job, job, f"'{place}': {run}")
 
 
 def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRuns:
