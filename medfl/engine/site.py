@@ -77,7 +77,7 @@ class SiteOptions:
         scored: Splits whose scores may leave the site.
         withheld: Keys of the replies' metadata that must not leave the site.
         signer: Signer of the site's keys in secure aggregation, or None in a simulation.
-        checkpoint_minutes: Minutes between two checkpoints of a training within a step; None writes none.
+        checkpoint_minutes: Most minutes of training within a step that are lost by a kill; None writes no checkpoints.
     """
 
     secret: bytes | None = None

@@ -282,7 +282,7 @@ class Case:
             server_test: Test set of the server.
             frees_space: Whether files of earlier steps are deleted during the run.
             feature_cache: Whether the features of a frozen body are computed only once.
-            checkpoint_minutes: Minutes between two checkpoints within a training; None writes none.
+            checkpoint_minutes: Most minutes of training within a step that are lost by a kill; None: no checkpoints.
             settings: Settings of the run that differ from those of the case.
         """
         data, run_settings = sites or make_sites(), self.settings_of(**settings)

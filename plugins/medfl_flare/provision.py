@@ -75,7 +75,7 @@ site = "{name}"
 # feature_cache = true            # features of a frozen body are computed once and stored in the cache
 # weights = "/srv/weights"        # folder with files of pretrained weights from which runs may start
 # loaders = 0                     # number of processes that load such cases ahead of training
-# checkpoint_minutes = 10         # minutes between two checkpoints of a training, from which a killed one continues
+# checkpoint_minutes = 10         # most minutes of training in a step that a kill may lose
 
 # [privacy]                       # minimum privacy that a run must guarantee; without this table there is no minimum
 # unit = "site"

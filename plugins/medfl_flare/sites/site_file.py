@@ -145,8 +145,8 @@ class SiteFile(StrictModel):
         cache_dir: Folder of the caches on disk; None means a folder within the site's data.
         feature_cache: Whether the features of a frozen body are computed once and stored in the cache on disk.
         loaders: Number of processes that load cases of an adopted bundle ahead of training, >= 0.
-        checkpoint_minutes: Minutes between two checkpoints of a training within a step, >= 0; 0 writes one after each
-            batch.
+        checkpoint_minutes: Most minutes of training within a step that are lost by a kill, >= 0; 0 writes a checkpoint
+            after each batch.
         weights: Folder with files of weights from which a run may start. A run names such a file by its SHA-256, never
             by its path. None if there is no such folder.
         least_threshold: Smallest number of sites over which secure aggregation must sum the updates, so that the server

@@ -31,7 +31,7 @@ from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.pretrained_weights import find_weights
 from medfl_studies.records.raw_results import CodeVersion, KeptDataSet, KeptRun, RawResults, UnfinishedRun
 from medfl_studies.records.study_files import JobIdentity
-from medfl_studies.results.compressed_tables import MAX_ROUNDING_ERROR, round_probabilities, write_table
+from medfl_studies.results.compressed_tables import MAX_ROUNDING_ERROR, replace_rows, round_probabilities, write_table
 from medfl_studies.results.recorded_study import (
     ATTACKS,
     ROUNDS,
@@ -294,16 +294,9 @@ def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRu
         data={name: described[name] for name in data_order if name in described},
         rows=tuple(row for row in row_order if row in {*earlier.raw.rows, *new_runs.rows}),
         unfinished=tuple(run for key, run in unfinished.items() if key not in places),
-        trials=_replace_rows(earlier.trials, new_runs.trials, ["split", "row"]),
-        attacks=_replace_rows(earlier.attacks, new_runs.attacks, [*RUN_KEY, "kind"]),
+        trials=replace_rows(earlier.trials, new_runs.trials, ["split", "row"]),
+        attacks=replace_rows(earlier.attacks, new_runs.attacks, [*RUN_KEY, "kind"]),
     )
-
-
-def _replace_rows(earlier: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> pd.DataFrame:
-    """Return the rows of both tables, without the earlier ones whose values in the columns `key` occur in the new."""
-    replaced = set(new[key].astype(str).itertuples(index=False, name=None))
-    kept = [values not in replaced for values in earlier[key].astype(str).itertuples(index=False, name=None)]
-    return pd.concat([table for table in (earlier[kept], new) if not table.empty] or [new], ignore_index=True)
 
 
 def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawResults:

@@ -81,3 +81,10 @@ def round_probabilities(table: pd.DataFrame, decimals: int) -> pd.DataFrame:
     ordered = np.sort(rounded, axis=1)
     same = (rounded.argmax(axis=1) == exact.argmax(axis=1)) & (ordered[:, -1] > ordered[:, -2])
     return table.assign(**dict(zip(columns, np.where(same[:, None], rounded, exact).T, strict=True)))
+
+
+def replace_rows(earlier: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return the rows of both tables, without the earlier ones whose values in the columns `key` occur in the new."""
+    replaced = set(new[key].astype(str).itertuples(index=False, name=None))
+    kept = [values not in replaced for values in earlier[key].astype(str).itertuples(index=False, name=None)]
+    return pd.concat([table for table in (earlier[kept], new) if not table.empty] or [new], ignore_index=True)
