@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from make_runs import SITES, make_run
@@ -108,7 +109,7 @@ def test_costs_of_several_runs_are_their_median(tmp_path):
     folders = [make_run(tmp_path / name, "fedavg", seed=int(name[-1])) for name in spent]
     for folder, seconds in zip(folders, spent.values(), strict=True):
         summary = Summary.read(folder / "summary.json")
-        costs = {site: cost.model_copy(update={"train_seconds": seconds}) for site, cost in summary.costs.items()}
+        costs = {site: replace(cost, train_seconds=seconds) for site, cost in summary.costs.items()}
         summary.model_copy(update={"costs": costs}).write(folder / "summary.json")
     document = Page(write_report(folders, tmp_path / "page.html").read_text())
     sites = len(summary.costs)
