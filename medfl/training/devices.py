@@ -236,12 +236,12 @@ class GpuMemory:
 
 
 def read_gpu_memory(device: str) -> GpuMemory | None:
-    """Return the memory of a GPU; None for the CPU.
+    """Return the memory of a GPU; None for the CPU and other devices without CUDA.
 
     Args:
         device: Name of the device; ``cuda`` is this process's current GPU.
     """
-    if device == "cpu":
+    if torch.device(device).type != "cuda":
         return None
     index = torch.device(device).index
     name = f"cuda:{torch.cuda.current_device() if index is None else index}"
