@@ -242,6 +242,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.plain and (not options.images or options.fraction != 1):
         parser.error("--plain needs --images and all sites in each round")
+    if options.rounds < 2:
+        parser.error("--rounds needs at least 2, because the second half of the rounds is compared with the first")
     torch.set_num_threads(1)
     results = {number: measure(number, options) for number in options.sites}
     if options.json:

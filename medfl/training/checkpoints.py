@@ -107,20 +107,21 @@ class StepCheckpoints:
         seconds: Maximum seconds of unsaved training in the step, >= 0.
 
     Attributes:
+        seconds: Maximum seconds of unsaved training in the step.
         unsaved: Seconds of the step's ended trainings that no checkpoint contains, less than half of `seconds`.
     """
 
     def __init__(self, folder: Path, step: int, request: str, seconds: float) -> None:
-        self._folder, self._step, self._request, self._seconds = folder, step, request, seconds
+        self._folder, self._step, self._request = folder, step, request
         self._count = 0
-        self.unsaved = 0.0
+        self.seconds, self.unsaved = seconds, 0.0
 
     def next_training(self) -> TrainingCheckpoint:
         """Return the checkpoint of the step's next training. Trainings are numbered in the order of the calls."""
         self._count += 1
         key = {"step": self._step, "request": self._request, "training": self._count}
         path = self._folder / f"{CHECKPOINT_STEM}-{self._count}.safetensors"
-        return TrainingCheckpoint(path, key, self._seconds, self)
+        return TrainingCheckpoint(path, key, self)
 
 
 def delete_checkpoints(folder: Path) -> None:
@@ -135,7 +136,6 @@ class TrainingCheckpoint:
     Args:
         path: File of the checkpoint.
         key: Identity of the training. The checkpoint of another training is ignored.
-        seconds: Maximum seconds of unsaved training in the step, >= 0.
         step: Checkpoints of the step. The training's unsaved seconds are added at its end.
 
     Attributes:
@@ -143,9 +143,9 @@ class TrainingCheckpoint:
         total_loss: Sum of the losses of all images until then, shape (), on the CPU.
     """
 
-    def __init__(self, path: Path, key: Meta, seconds: float, step: StepCheckpoints) -> None:
+    def __init__(self, path: Path, key: Meta, step: StepCheckpoints) -> None:
         self.position, self.total_loss = TrainingPosition(), torch.zeros(())
-        self._path, self._key, self._seconds, self._step = path, key, seconds, step
+        self._path, self._key, self._step = path, key, step
         self._written = time.monotonic()
         self._parts: Mapping[str, TrainingPart] = {}
         self._generators: Mapping[str, torch.Generator] = {}
@@ -214,7 +214,7 @@ class TrainingCheckpoint:
         Raises:
             StoreError: If the file can't be written.
         """
-        if self._unsaved_seconds() >= self._seconds:
+        if self._unsaved_seconds() >= self._step.seconds:
             self._write(position, total_loss)
 
     def end(self, position: TrainingPosition, total_loss: torch.Tensor) -> None:
@@ -229,9 +229,11 @@ class TrainingCheckpoint:
         Raises:
             StoreError: If the file can't be written.
         """
-        if position != self.position and self._unsaved_seconds() >= self._seconds / 2:
+        if position == self.position:
+            return
+        if self._unsaved_seconds() >= self._step.seconds / 2:
             self._write(position, total_loss)
-        if position != self.position:
+        else:
             self._step.unsaved = self._unsaved_seconds()
 
     def _unsaved_seconds(self) -> float:

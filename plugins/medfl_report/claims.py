@@ -168,6 +168,7 @@ def measure_test(
     both: Sequence[tuple[RunRecord, RunRecord]],
     differences: Sequence[float],
     sets_of: Callable[[RunRecord], PredictionSets],
+    over_patients: PatientTest | None = None,
 ) -> MethodTest:
     """Test whether two methods differ in a measure, over their pairs of runs and over the test patients.
 
@@ -177,12 +178,15 @@ def measure_test(
         both: Pairs (run of one method, run of the other) on the same data.
         differences: Difference of the measure for each pair; NaN if it is not defined.
         sets_of: Function that returns the test sets of a run with predictions.
+        over_patients: Test over other patients than those of the sites' test sets; None tests these, if the measure is
+            computed from predictions.
     """
     kind = CLAIMABLE[measure]
     gaps = [difference for difference in differences if math.isfinite(difference)]
-    over_patients = PatientTest(reason=NO_PREDICTIONS)
-    if kind.of_predictions and len(gaps) > 1:
-        over_patients = method_test(list(compress(both, map(math.isfinite, differences))), metric, sets_of)
+    if over_patients is None:
+        over_patients = PatientTest(reason=NO_PREDICTIONS)
+        if kind.of_predictions and len(gaps) > 1:
+            over_patients = method_test(list(compress(both, map(math.isfinite, differences))), metric, sets_of)
     runs = [run for run, _ in both]
     has_own_splits = kind.at_sites or folds_among(runs) is not None
     return compare_methods(gaps, split_ratio(runs) if has_own_splits else None, over_patients)

@@ -20,8 +20,8 @@ from scipy.stats import spearmanr
 from medfl.engine.runs.records import RunRecord
 from medfl_report import forgetting
 from medfl_report.claims import CLAIMABLE, measure_test
-from medfl_report.groups import Group, folds_among, pairs, split_ratio
-from medfl_report.patient_tests import MethodTest, PredictionSets, compare_methods, method_test, sets_reader
+from medfl_report.groups import Group, pairs
+from medfl_report.patient_tests import MethodTest, PatientTest, PredictionSets, method_test, sets_reader
 from medfl_report.statistics import LEVEL, holm
 from medfl_report.statistics.repetitions import mean_std
 from medfl_studies.records.paper_items import Paper, PaperColumn, PaperItem
@@ -259,7 +259,8 @@ def _compare(better: Group, worse: Group, column: PaperColumn, reader: MeasureRe
     values = [[reader.value(run, measure, metric) for run in pair] for pair in both]
     differences = [ours - theirs for ours, theirs in values]
     defined = [difference for difference in differences if math.isfinite(difference)]
-    test = _test(measure, metric, both, differences, reader)
+    over_images = _over_server_images(measure, metric, both, differences, reader)
+    test = measure_test(measure, metric, both, differences, reader.sets_of, over_images)
     if not defined:
         return Order(better.label, worse.label, None, test)
     interval = test.over_runs.interval
@@ -268,24 +269,20 @@ def _compare(better: Group, worse: Group, column: PaperColumn, reader: MeasureRe
     return Order(better.label, worse.label, estimate, test)
 
 
-def _test(
+def _over_server_images(
     measure: str,
     metric: str,
     both: Sequence[tuple[RunRecord, RunRecord]],
     differences: Sequence[float],
     reader: MeasureReader,
-) -> MethodTest:
-    """Test a difference as `measure_test` does, and also over the server's test images if all runs predict them."""
+) -> PatientTest | None:
+    """Test a difference over the server's test images; None unless the measure is of them and all runs predict them."""
     if measure not in SERVER_MEASURES or len(both) < 2 or not all(map(math.isfinite, differences)):
-        return measure_test(measure, metric, both, differences, reader.sets_of)
+        return None
     views = [(server_run(ours), server_run(theirs)) for ours, theirs in both]
     known = [(ours, theirs) for ours, theirs in views if ours is not None and theirs is not None]
     has_own_models = measure == "shared_test" and any(run.scores.get("personal") for pair in both for run in pair)
-    if len(known) < len(both) or has_own_models:
-        return measure_test(measure, metric, both, differences, reader.sets_of)
-    over_patients = method_test(known, metric, reader.sets_of)
-    runs = [run for run, _ in both]
-    return compare_methods(differences, split_ratio(runs) if folds_among(runs) is not None else None, over_patients)
+    return method_test(known, metric, reader.sets_of) if len(known) == len(both) and not has_own_models else None
 
 
 def _correlation(column: PaperColumn, ours: dict[str, Estimate | None]) -> float | None:
