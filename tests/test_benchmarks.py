@@ -126,7 +126,8 @@ def test_what_a_site_costs_is_printed_for_each_number_of_sites(run: Run) -> None
 def test_what_is_tried_on_a_gpu_holds_on_a_cpu(run: Run) -> None:
     output, seen = run("gpu.py", ["--device", "cpu", "--quick", "--rounds", "3"])
     promises = seen["promises"]
-    assert len(promises) == 4
+    assert len(promises) == 6
+    assert {f"{name}: conformance suite" for name in ("fedavg", "fedskd")} <= set(promises)
     assert all(outcome.startswith(("yes", "not tried: it had ended")) for outcome in promises.values()), promises
     ratios = [v for name, v in seen["figures"].items() if name.endswith("medfl / bare")]
     assert len(ratios) == 2

@@ -183,7 +183,7 @@ class BundleConfig:
         return key.group(1).lower() if key else value
 
     def keys(self, id_: str) -> list[str]:
-        """Return the keys of a case that the dictionary transform at an id uses, as far as they are plain text."""
+        """Return the plain-text keys of a case that the dictionary transform at an id uses."""
         keys = self.literal(f"{id_}#keys") if f"{id_}#keys" in self else []
         return [str(key) for key in (keys if isinstance(keys, list) else [keys])]
 

@@ -130,7 +130,7 @@ def _with_frozen_tensors_of(task: Task, network: str, digest: str, record: RunRe
     """Return the task whose network has the frozen tensors of the run, read from its exported bundles.
 
     Args:
-        task: The rebuilt task. Its frozen tensors are those of the constructor.
+        task: The rebuilt task. Its frozen tensors come from the constructor.
         network: Name of the network.
         digest: SHA-256 of the network's frozen tensors in the run.
         record: The run.

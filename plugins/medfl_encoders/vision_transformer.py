@@ -189,7 +189,7 @@ class ViTS14(nn.Module):
 
     @torch.jit.unused
     def rename_weights(self, tensors: Tensors) -> Tensors:
-        """Return weights with this network's names, from those of DINOv2, timm, Hugging Face or this network.
+        """Return weights with this network's names, from the names of DINOv2, timm, Hugging Face or this network.
 
         Files of unknown content, which no record describes, get their names here.
         """

@@ -441,7 +441,7 @@ def _dummy_value(representation: str) -> Any:
 
 
 def _philips_factors(dataset: Dataset) -> dict[int, float]:
-    """Return the numbers in the elements `SAFE_PRIVATE` by element; without those that are missing or no number."""
+    """Return the numbers in the elements `SAFE_PRIVATE` by element; without missing or invalid numbers."""
     factors: dict[int, float] = {}
     for element in SAFE_PRIVATE:
         try:

@@ -56,7 +56,7 @@ def read_scores(path: Path, metrics: Sequence[str]) -> DataSetScores:
 
     Raises:
         StoreError: If the file can't be read or lacks a column.
-        SettingsError: If the file has none of the metrics.
+        SettingsError: If the file lacks all of the metrics.
     """
     try:
         table = pd.read_csv(path)

@@ -33,7 +33,7 @@ def external_table(runs_by_label: Mapping[str, Sequence[RunRecord]], metrics: Se
 
     Args:
         runs_by_label: Maps each row to its runs without a site.
-        metrics: Names of the metrics; empty means those of the runs' task.
+        metrics: Names of the metrics; empty means the metrics of the runs' task.
 
     Returns:
         Table with `EXTERNAL_COLUMNS`. Missing values are empty.

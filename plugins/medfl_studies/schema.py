@@ -102,7 +102,7 @@ class StudyRow(StrictModel):
         splits: Maps a split of the data, such as ``seed-0`` or ``seed-0-fold-1``, to changes of the row for its run.
             ``medfl tune`` writes it if it searches in each split.
         baseline: Row that this row is compared with; None means the study's baseline.
-        resources: Resources of the row's jobs on a cluster, which override those of the study.
+        resources: Resources of the row's jobs on a cluster, which override the study's resources.
     """
 
     method: str

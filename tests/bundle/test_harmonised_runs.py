@@ -66,7 +66,8 @@ def cohort(tmp_path_factory) -> Path:
 
 @pytest.mark.usefixtures("run_reports")
 def test_exported_bundles_report_and_card_name_template_and_feature_map(cohort, tmp_path):  # a whole run
-    pytest.importorskip("medfl_report")
+    for package in ("medfl_report", "medfl_encoders"):
+        pytest.importorskip(package)
     run = tmp_path / "run"
     arguments = ["own_images", "--dataset-dir", str(cohort), "--rounds", "1", "--epochs", "1", "--output-dir", str(run)]
     arguments += ["--network-name", "resnet10", "--train-part", "head", "--harmonise-features", "combat"]

@@ -99,6 +99,7 @@ def test_a_case_is_an_image_with_a_channel_for_each_standardised_feature(data: P
 def test_a_run_and_its_exported_bundle_read_images_and_table_alike(
     data: Path, table: Path, medfl: Medfl, tmp_path: Path
 ) -> None:
+    pytest.importorskip("medfl_encoders")
     status, _, err = medfl(
         "run", "own_images", "--dataset-dir", data, "--output-dir", tmp_path / "R", "--network-name", "convnet",
         "--rounds", 1,
@@ -118,6 +119,7 @@ def test_a_run_and_its_exported_bundle_read_images_and_table_alike(
         stored = [float(row["p1"]) for row in csv.DictReader(file)]
     from_files = numbers(tmp_path / "eval" / "predictions.csv")[rows][:, -1]
     np.testing.assert_allclose(from_files, stored, rtol=1e-5, atol=1e-6)
+    pytest.importorskip("medfl_report")
     status, out, err = medfl(
         "evaluate", home, "--dataset-dir", table.parent / "images", "--table", table, "--image-column", "file",
         "--target", "class:diagnosis", "--out", tmp_path / "E",
@@ -127,6 +129,7 @@ def test_a_run_and_its_exported_bundle_read_images_and_table_alike(
 
 
 def test_a_methods_generator_is_refused(data: Path, medfl: Medfl, tmp_path: Path) -> None:
+    pytest.importorskip("medfl_encoders")
     options = ("--dataset-dir", data, "--output-dir", tmp_path / "R", "--network-name", "convnet", "--rounds", 1)
     status, _, err = medfl("run", "own_images", "--method", "fedtpf", *options)
     assert status == 2
@@ -134,6 +137,7 @@ def test_a_methods_generator_is_refused(data: Path, medfl: Medfl, tmp_path: Path
 
 
 def test_features_of_the_table_are_not_harmonised(data: Path, medfl: Medfl, tmp_path: Path) -> None:
+    pytest.importorskip("medfl_encoders")
     status, _, err = medfl(
         "run", "own_images", "--dataset-dir", data, "--output-dir", tmp_path / "R", "--network-name", "convnet",
         "--train-part", "head", "--harmonise-features", "combat", "--rounds", 1,

@@ -74,6 +74,7 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("run_reports")
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_kind_of_target_is_trained_and_predicted(target: str, scans: Path, medfl: Medfl, tmp_path: Path) -> None:
+    pytest.importorskip("medfl_encoders")
     objective, metric = TARGETS[target]
     prepare(medfl, scans, tmp_path / "P", "--target", target)
     status, _, err = medfl(

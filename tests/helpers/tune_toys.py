@@ -54,14 +54,25 @@ def best_near(rate: float) -> Score:
 class MadeUpTrials:
     """Stands in for the processes: writes what a trial leaves, with scores of a function of its options.
 
+    Args:
+        score: Validation score of a run.
+        metric: Name of the metric.
+        status: Status of a run; None ends all.
+        diverges: Whether the training of the second site diverges, so that it has no score; None means that none does.
+
     Attributes:
         calls: Options of each run that was started.
     """
 
     def __init__(
-        self, score: Score, metric: str = "auc", status: Callable[[dict[str, Any]], str] | None = None
+        self,
+        score: Score,
+        metric: str = "auc",
+        status: Callable[[dict[str, Any]], str] | None = None,
+        diverges: Callable[[dict[str, Any]], bool] | None = None,
     ) -> None:
         self.score, self.metric, self.status = score, metric, status or (lambda options: "finished")
+        self.diverges = diverges or (lambda options: False)
         self.calls: list[dict[str, Any]] = []
 
     def __call__(self, command: list[str], log: Path) -> int:
@@ -73,7 +84,7 @@ class MadeUpTrials:
             log.write_text("the last words")
             return 2
         folder, value = Path(options["output_dir"]), self.score(options)
-        sites = {"site-1": value + 0.5, "site-2": value - 0.25}
+        sites = {"site-1": value + 0.5, "site-2": None if self.diverges(options) else value - 0.25}
         scores = MetricScores(mean=value + 0.125, worst=None, sites=sites)
         spent = SiteCosts(
             bytes_up=0.0,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,6 +249,31 @@ def test_a_tuned_row_is_never_worse_on_validation_images_than_its_published_sett
     chosen = choose_on_validation(published, tuned).results.runs
     expected = (*published.results.runs[:2], *tuned.results.runs[2:])
     assert all(ours is theirs for ours, theirs in zip(chosen, expected, strict=True))
+    last = tuned.results.runs[3].metrics
+    last.loc[(last["round"] == 2) & (last["site"] == "site-02"), "value"] = math.nan  # its training diverged
+    assert choose_on_validation(published, tuned).results.runs[3] is published.results.runs[3]
+
+
+class DivergedRun(RecordedRun):
+    """A run without a score at the second site, because its training diverged there."""
+
+    def score(self, site: str, metric: str, split: str = "test") -> float | None:
+        return None if site == "site-02" else super().score(site, metric, split)
+
+
+def test_a_mean_over_fewer_sites_says_so(collected) -> None:
+    results = read_results(collected)
+    demo = DataScores(results, "demo", "accuracy")
+    assert "sites)" not in fair_table(demo, demo, compare_both(demo, demo))
+    runs = tuple(
+        DivergedRun(**{field.name: getattr(run, field.name) for field in fields(run)})
+        if (kept.row, kept.seed) == (ROW, 0)
+        else run
+        for kept, run in zip(results.raw.runs, results.runs, strict=True)
+    )
+    less = DataScores(replace(results, runs=runs), "demo", "accuracy")
+    page = fair_table(demo, less, compare_both(demo, less)).splitlines()
+    assert [line.count("(1 to 2 of 2 sites)") for line in page[2:]] == [0, 1]
 
 
 def test_the_record_states_study_code_licence_and_identity(ended, collected):
@@ -382,6 +408,19 @@ def test_parts_that_are_added_one_after_the_other_give_the_raw_results_of_the_wh
     names = sorted(path.name for path in collected.iterdir())
     assert sorted(path.name for path in added.iterdir()) == names
     assert all((added / name).read_bytes() == (collected / name).read_bytes() for name in names)
+
+
+def test_added_runs_may_have_more_digits_than_earlier_ones(ended, tmp_path):
+    exact = collect_study(ended.file, tmp_path / "exact", ended.out, ended.source).folder
+    collect_study(ended.file, tmp_path / "raw", moved(ended, tmp_path / "one", [0]), ended.source, digits=3)
+    collect_study(ended.file, tmp_path / "raw", moved(ended, tmp_path / "two", [1]), ended.source, add=True)
+    before, after = (
+        read_table(folder / "predictions-demo.csv.gz", TEXT_COLUMNS) for folder in (exact, tmp_path / "raw")
+    )
+    rounded = {seed: not before[before.seed == seed].equals(after[after.seed == seed]) for seed in (0, 1)}
+    assert rounded == {0: True, 1: False}
+    probabilities = after[after.seed == 0].select_dtypes(float)
+    assert probabilities.map(lambda value: float(f"{value:.3g}")).equals(probabilities)
 
 
 def test_searches_are_added_once(ended, tmp_path):

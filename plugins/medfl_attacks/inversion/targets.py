@@ -54,7 +54,7 @@ MAX_UPDATES = 4
 CLASS_SMOOTHNESS_FACTOR = 100.0
 """Factor by which attacks on classes multiply the weight of the total variation, which makes images smooth.
 
-These attacks maximize a log probability, whose values are larger than those of a squared error.
+These attacks maximize a log probability, whose values are larger than squared errors.
 """
 
 GREY_VALUE = 0.5

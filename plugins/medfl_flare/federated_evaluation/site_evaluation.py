@@ -241,7 +241,7 @@ def score_model(opened: OpenedEvaluation, tensors: Tensors) -> SiteScores:
 
 
 def _check_model(opened: OpenedEvaluation, tensors: Tensors) -> None:
-    """Raise if the tensors are not exactly those of the network."""
+    """Raise if the tensors don't exactly match the network's."""
     if unlike := sorted(tensors.keys() ^ opened.forms.keys()):
         name = unlike[0]
         problem = "lacks" if name in opened.forms else "has the unknown"

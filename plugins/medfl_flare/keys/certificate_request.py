@@ -67,7 +67,7 @@ class KeyOwner:
     def recipe(self) -> dict[str, Any]:
         """Return the definition together with NVFlare's builders for the local kit; the result is not sent.
 
-        The builders give the kit the same files as those of ``medfl federate provision``.
+        The builders give the kit the same files as ``medfl federate provision``.
         """
         path = "nvflare.lighter.impl.static_file.StaticFileBuilder"
         return self.definition() | {"builders": [{"path": path, "args": {"config_folder": "config"}}]}

@@ -70,7 +70,7 @@ class SharedPart(nn.Module):
         self._distiller, self._whole = distiller.eval().requires_grad_(False), form == "raw+noise"
 
     def train(self, mode: bool = True) -> SharedPart:
-        """Keep the network in evaluation mode, whatever `mode` is, and return it.
+        """Keep the network in evaluation mode for any `mode`, and return it.
 
         Latent variables are means in this mode, and normalisation layers use their stored statistics.
         """

@@ -144,7 +144,7 @@ class FedSDC(Averaging):
     # ---- the server
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the state-dict names of the tensors that all sites share: those of the body.
+        """Return the state-dict names of the body's tensors, which all sites share.
 
         Args:
             model: Network.

@@ -181,7 +181,7 @@ class PFedCDP(Averaging):
         return self
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the state-dict names of the tensors that sites and server exchange: those of the body.
+        """Return the state-dict names of the body's tensors, which sites and server exchange.
 
         Args:
             model: Network.

@@ -98,7 +98,7 @@ def predict_validation(model: ExportedModel, site_folder: Path, digest: str | No
         digest: Digest of the site's data in the run; None if it is unknown.
 
     Raises:
-        DataError: If the data are missing or invalid, or are not those of the run (``other_data``).
+        DataError: If the data are missing or invalid, or are not the run's data (``other_data``).
         StoreError: If the model can't be loaded.
     """
     data = load_site(site_folder, model.objective, model.mean, model.std, open_test=False)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ANSWERED, NOT_APPLICABLE, UNKNOWN = "answered", "not applicable", "unknown"
-"""States of a checklist item on a card: it has an answer, does not apply to the run, or nobody has answered it."""
+"""States of a checklist item on a card: it has an answer, does not apply to the run, or is unanswered."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class GroupDifference:
 
 @dataclass(frozen=True)
 class _PairTest:
-    """Mann-Whitney test of one feature between two groups; `superiority` is that of the first group."""
+    """Mann-Whitney test of one feature between two groups; `superiority` refers to the first group."""
 
     first: int
     second: int

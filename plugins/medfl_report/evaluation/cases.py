@@ -42,7 +42,7 @@ class SiteCases:
 
 
 def site_folders(dataset_dir: Path) -> list[Path]:
-    """Return the folders of the sites in a partitioned data set, or the folder itself if it is that of one site.
+    """Return the folders of the sites in a partitioned data set, or the folder itself if it is one site's folder.
 
     Args:
         dataset_dir: Folder of one site, or folder with one folder for each site.

@@ -35,7 +35,7 @@ STEP_JOB = "step"
 """Kind of job in which a site executes a request of the method, such as training; the text in the events."""
 
 STOPPED, ENDED_BY_SERVER = "stopped", "left"
-"""Statuses of a monitored run in addition to those of a run's summary.
+"""Statuses of a monitored run in addition to the statuses of a run's summary.
 
 `STOPPED`: an error or an interruption ended the process. `ENDED_BY_SERVER`: in the folder of a site of a distributed
 run, the server ended the job.

@@ -10,7 +10,7 @@ def holm(values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted by Holm's procedure, in the order of the input; NaN stays NaN and does not count.
 
     If all claims with an adjusted value of at most 5 % are made, the probability of one or more false claims in the
-    family is at most 5 %, whatever the dependence between the tests.
+    family is at most 5 % for any dependence between the tests.
 
     Source: Holm 1979, A simple sequentially rejective multiple test procedure.
 

@@ -101,7 +101,7 @@ class RawResults(FileRecord):
         study_sha256: SHA-256 of the study file.
         scale: Scale of the study.
         collected_with: Code that wrote the raw results. The code of a run is in its `KeptRun.run` and `KeptRun.job`.
-        digits: Number of significant digits of the predictions.
+        digits: Maximum number of significant digits of the predictions; some runs may have fewer.
         decimals: Number of decimals of the probabilities of classes (`round_probabilities`); None if only `digits`
             limits them.
         data: Maps each data set of the study to its licence and files.

@@ -80,6 +80,7 @@ class TrialResult(Record):
         status: Final status of the run.
         score: Score on validation images, or None.
         seconds: Seconds of training and evaluation in all rounds, summed over the sites.
+        sites: Number of sites with a score; None in records of earlier versions.
     """
 
     row: str
@@ -88,6 +89,7 @@ class TrialResult(Record):
     status: Literal["finished", "diverged"]
     score: float | None
     seconds: float
+    sites: int | None = None
 
 
 class PrivacyCost(Record):

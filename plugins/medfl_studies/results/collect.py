@@ -54,7 +54,7 @@ from medfl_studies.study_reader import read_study
 from medfl_studies.study_tables import ENDED_STATUSES
 
 DIGITS = 9
-"""Number of significant digits of predictions by default: those of the run folders."""
+"""Number of significant digits of predictions by default, as in run folders."""
 
 UNSTATED_LICENCES = ("", "unknown")
 """Texts in a data list that state no licence."""
@@ -141,14 +141,15 @@ def collect_study(
             `digits` only.
         notes: Sentences about the origin of the runs.
         add: Whether to keep those runs of earlier raw results that have no folder here. They need the same options as
-            in the study file.
+            in the study file. Their predictions keep their digits, which must not be more than `digits`.
 
     Raises:
         DataError: If a data set states no licence.
         SettingsError: If the study has no such scale, data set or row.
         StoreError: If no run has ended, a run has other options than in the study file, the rounding of the
             predictions changes a score by more than `MAX_ROUNDING_ERROR`, `decimals` are given for predictions that
-            are no probabilities of classes, or the earlier raw results have another scale or number of digits.
+            are no probabilities of classes, or the earlier raw results have another scale, other decimals or more
+            digits.
         MedflError: If the study file or a run folder can't be read.
     """
     source = find_source(source)
@@ -235,18 +236,20 @@ def _check_earlier(
         replaced: Earlier runs that new ones replace. They may have had other options.
 
     Raises:
-        StoreError: If the earlier raw results have another scale, predictions with another number of digits, or a run
-            that is not in the study file or has other options there.
+        StoreError: If the earlier raw results have another scale, predictions with more digits or other decimals, or a
+            run that is not in the study file or has other options there.
     """
     raw, place = earlier.raw, earlier.folder
     is_rounded = any(kept.predictions is not None for kept in raw.data.values())
     for name, now in options.items():
         before = getattr(raw, name)
-        if before != now and (is_rounded or name == "scale"):
+        fits = before <= now if name == "digits" else before == now
+        if not fits and (is_rounded or name == "scale"):
             raise StoreError(
                 "other_results",
-                f"The raw results in '{place}' have --{name} {before}, got --{name} {now}. Give the same, or collect "
-                "without --add, which replaces them.",
+                f"The raw results in '{place}' have --{name} {before}, got --{name} {now}. Give "
+                f"{'as many or more' if name == 'digits' else 'the same'}, or collect without --add, which replaces "
+                "them.",
                 path=place,
                 setting=name,
             )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
+import pandas as pd
+
 from medfl.engine.runs.records import RunRecord
 from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.utils.formats import duration
@@ -20,7 +22,8 @@ TUNED = ", tuned"
 def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, Estimate | None]) -> str:
     """Return a table with a row for each method: score and difference to its baseline, as published and tuned.
 
-    All differences of the table are one family, which Holm's procedure corrects.
+    All differences of the table are one family, which Holm's procedure corrects. If a model has no score at some sites
+    because its training diverged, the number of sites with a score follows the mean.
 
     Args:
         published: Scores of the study with the methods' own settings.
@@ -37,10 +40,10 @@ def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, E
             [
                 row,
                 published.weighting(row),
-                mean_cell(published.mean(row)),
+                mean_cell(published.mean(row)) + _sites_with_score(published, row),
                 f"{published.baseline(row)}: {cell(ours, '+')}" if ours else "",
                 ours.effect if ours else "",
-                mean_cell(tuned.mean(row)) if is_tuned else "not run",
+                mean_cell(tuned.mean(row)) + _sites_with_score(tuned, row) if is_tuned else "not run",
                 cell(better, "+") if better else "",
                 better.effect if better else "",
                 cell(tuned.worst(row)) if is_tuned else "",
@@ -48,6 +51,30 @@ def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, E
             ]
         )
     return table(head, lines)
+
+
+def _sites_with_score(scores: DataScores, row: str) -> str:
+    """Return the numbers of sites with a score in the runs of a row, in brackets; empty if no other row has more.
+
+    Args:
+        scores: Scores of the study.
+        row: Name of the row.
+
+    Returns:
+        A text such as `` (3 to 6 of 11 sites)``.
+    """
+
+    def number(run: RunRecord) -> int:
+        return sum(run.score(site, scores.metric) is not None for site in run.sites)
+
+    expected: dict[int, int] = {}
+    for run in (run for name in scores.rows for run in scores.group(name).runs):
+        expected[run.seed] = max(expected.get(run.seed, 0), number(run))
+    runs = scores.group(row).runs
+    if all(number(run) == expected[run.seed] for run in runs):
+        return ""
+    low, high = min(map(number, runs)), max(map(number, runs))
+    return f" ({low if low == high else f'{low} to {high}'} of {max(expected.values())} sites)"
 
 
 def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate | None]:
@@ -64,7 +91,8 @@ def choose_on_validation(published: DataScores, tuned: DataScores) -> DataScores
     """Return the tuned scores with the published run wherever it is at least as good on validation images.
 
     So a row's own settings are one more trial of its search in each split, and no row loses by an unlucky search. Test
-    images decide nothing.
+    images decide nothing. As in a search, a run with validation scores at fewer sites, because training diverged there,
+    is not chosen.
 
     Args:
         published: Scores of the study with the methods' own settings.
@@ -75,15 +103,17 @@ def choose_on_validation(published: DataScores, tuned: DataScores) -> DataScores
     chosen = []
     for kept, run in zip(tuned.results.raw.runs, tuned.results.runs, strict=True):
         candidate = own[run_key(kept)]
-        ours, theirs = (sign * _validation_score(each, tuned.metric) for each in (run, candidate))
-        chosen.append(candidate if theirs >= ours else run)
+        ours, theirs = (_last_validation_score(each, tuned.metric) for each in (run, candidate))
+        is_as_good = (theirs[0], sign * theirs[1]) >= (ours[0], sign * ours[1])
+        chosen.append(candidate if is_as_good else run)
     return DataScores(replace(tuned.results, runs=tuple(chosen)), tuned.data, tuned.metric)
 
 
-def _validation_score(run: RunRecord, metric: str) -> float:
-    """Return the validation score of the models that the sites export in the last evaluated round, mean over sites."""
-    by_round = _validation_scores(run, metric)
-    return by_round[max(by_round)]
+def _last_validation_score(run: RunRecord, metric: str) -> tuple[int, float]:
+    """Return the number of sites whose exported model has a score in the last evaluated round, and the mean score."""
+    chosen = _exported_scores(run, metric)
+    last = chosen.loc[chosen["round"] == chosen["round"].max(), "value"].dropna()
+    return len(last), float(last.mean())
 
 
 def validation_table(scores: DataScores) -> str:
@@ -130,7 +160,12 @@ def validation_curve(scores: DataScores, row: str) -> dict[int, float]:
 
 def _validation_scores(run: RunRecord, metric: str) -> dict[int, float]:
     """Return the validation score of the models that the sites export, by round: mean over the sites."""
+    by_round = _exported_scores(run, metric).groupby("round")["value"]
+    return {int(str(number)): float(values.mean()) for number, values in by_round}
+
+
+def _exported_scores(run: RunRecord, metric: str) -> pd.DataFrame:
+    """Return the rows of a run's ``metrics.csv`` with validation scores of the models that the sites export."""
     metrics = run.metrics
     chosen = metrics[(metrics["split"] == "val") & (metrics["metric"] == metric)]
-    exported = chosen["model"] == chosen["site"].map(run.exported_kind)
-    return {int(str(number)): float(values.mean()) for number, values in chosen[exported].groupby("round")["value"]}
+    return chosen[chosen["model"] == chosen["site"].map(run.exported_kind)]

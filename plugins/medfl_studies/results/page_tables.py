@@ -28,7 +28,7 @@ def scores_table(scores: DataScores, metrics: Sequence[str]) -> str:
 
     Args:
         scores: Scores on a data set on which all seeds have the same test images.
-        metrics: Names of the metrics; the spread over the seeds is that of the first.
+        metrics: Names of the metrics; the spread over the seeds is the first metric's.
     """
     words = [metric_words(metric) for metric in metrics]
     head = ["row", "seeds", words[0], "± over seeds", *words[1:], "bytes a round and site"]

@@ -143,24 +143,29 @@ def read_result(job: TrialJob, trial: Trial, metric: str, over: str) -> TrialRes
     run = read_run(job.folder)
     costs = () if run.summary is None else run.summary.costs.values()
     seconds = sum(cost.train_seconds + cost.evaluate_seconds for cost in costs)
-    score = validation_score(run, metric, over) if run.status == "finished" else None
+    scores = validation_scores(run, metric) if run.status == "finished" else []
+    score = None
+    if scores:
+        score = worst(metric, scores) if over == "worst" else math.fsum(scores) / len(scores)
     return TrialResult(
-        row=job.row, trial=trial, run=trial.number, status=run.status, score=score, seconds=round(float(seconds), 3)
+        row=job.row,
+        trial=trial,
+        run=trial.number,
+        status=run.status,
+        score=score,
+        seconds=round(float(seconds), 3),
+        sites=len(scores),
     )
 
 
-def validation_score(run: RunRecord, metric: str, over: str) -> float | None:
-    """Return the validation score of the models that the sites export.
+def validation_scores(run: RunRecord, metric: str) -> list[float]:
+    """Return the validation scores of the models that the sites export.
 
-    Sites at which the metric is undefined are left out.
+    Sites at which the metric is undefined are left out, because of their images or because training diverged.
 
     Args:
         run: A run that has ended.
         metric: Name of the metric.
-        over: Aggregation over the sites, ``mean`` or ``worst``.
-
-    Returns:
-        The score, or None if the metric is undefined at all sites.
 
     Raises:
         DataError: If no site has validation images.
@@ -168,10 +173,7 @@ def validation_score(run: RunRecord, metric: str, over: str) -> float | None:
     if not any("val" in splits for splits in run.scores.values()):
         raise _no_validation_images(run.folder)
     scores = [run.score(site, metric, "val") for site in run.sites]
-    defined = [score for score in scores if score is not None and not math.isnan(score)]
-    if not defined:
-        return None
-    return worst(metric, defined) if over == "worst" else math.fsum(defined) / len(defined)
+    return [score for score in scores if score is not None and not math.isnan(score)]
 
 
 def score_to_maximize(score: float | None, metric: str) -> float | None:
@@ -180,6 +182,12 @@ def score_to_maximize(score: float | None, metric: str) -> float | None:
 
 
 def best_result(results: Sequence[TrialResult], metric: str) -> TrialResult | None:
-    """Return the best result, the first among equals; None if no result has a score."""
+    """Return the best result, the first among equals; None if no result has a score.
+
+    All trials of a row have the same images, so a trial with a score at fewer sites than another has diverged at some
+    sites. It is no candidate.
+    """
     scored = [result for result in results if result.score is not None]
-    return max(scored, key=lambda result: score_to_maximize(result.score, metric) or 0.0) if scored else None
+    most = max((result.sites or 0 for result in scored), default=0)
+    complete = [result for result in scored if (result.sites or 0) == most]
+    return max(complete, key=lambda result: score_to_maximize(result.score, metric) or 0.0) if complete else None

@@ -175,6 +175,24 @@ def test_a_trial_that_diverged_has_no_score_and_never_wins(load) -> None:
         run_search(load(GRID, out="none"), MadeUpTrials(best_near(0.01), status=lambda options: "diverged"))
 
 
+def test_a_trial_that_diverged_at_a_site_wins_only_if_all_did(load) -> None:
+    """The mean over the remaining sites, here the better one, doesn't count against trials with all sites."""
+
+    def diverges(options: dict) -> bool:
+        return options["optimizer#lr"] == 0.01
+
+    tuned = run_search(load(GRID), MadeUpTrials(lambda options: 0.0, diverges=diverges))
+    trials = {
+        result.trial.parameters["optimizer#lr"]: (result.score, result.sites)
+        for result in tuned.results
+        if result.row == "mean"
+    }
+    assert trials == {0.001: (0.125, 2), 0.01: (0.5, 1), 0.1: (0.125, 2)}
+    assert tuned.winners["mean"].trial.parameters["optimizer#lr"] != 0.01
+    tuned = run_search(load(GRID, out="all"), MadeUpTrials(best_near(0.1), diverges=lambda options: True))
+    assert tuned.winners["mean"].trial.parameters["optimizer#lr"] == 0.1
+
+
 def test_the_folder_of_another_search_is_refused(load) -> None:
     run_search(load(), MadeUpTrials(best_near(0.01)))
     with refused(StoreError, "other_search", changed=["tune"]):
