@@ -216,6 +216,7 @@ def read_results(folder: Path) -> StudyResults:
     trials = pd.DataFrame(columns=list(TRIAL_COLUMNS))
     if (folder / TRIALS).is_file():
         trials = read_table(folder / TRIALS, ("split", "row", "status", "parameters"))
+        trials = trials.reindex(columns=list(TRIAL_COLUMNS)).astype({"sites": "Int64"})
     attacks = pd.DataFrame(columns=list(VALUE_COLUMNS))
     if (folder / ATTACKS).is_file():
         attacks = read_table(folder / ATTACKS, ("data", "row", "kind", *RESULT_KEY, "measure"))

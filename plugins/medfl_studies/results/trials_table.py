@@ -12,12 +12,13 @@ from medfl_studies.records.study_files import SearchRecord
 TRIALS = "trials.csv.gz"
 """Name of the file with all trials; a study without a search has none."""
 
-TRIAL_COLUMNS = ("split", "row", "trial", "status", "score", "chosen", "parameters", "seconds")
+TRIAL_COLUMNS = ("split", "row", "trial", "status", "score", "sites", "chosen", "parameters", "seconds")
 """Columns of the table of trials.
 
 `split` is the split of a nested search, such as ``seed-0``, and empty otherwise. `score` is the score on validation
-images. `chosen` is True for the best trial of a row. `parameters` is a JSON object. `seconds` is the time of training
-and evaluation, summed over the sites; 0 for a trial that repeated an earlier one.
+images, and `sites` the number of sites with a score, empty in searches of earlier versions. `chosen` is True for the
+best trial of a row. `parameters` is a JSON object. `seconds` is the time of training and evaluation, summed over the
+sites; 0 for a trial that repeated an earlier one.
 """
 
 
@@ -47,9 +48,10 @@ def collect_trials(out: Path) -> pd.DataFrame:
                     "trial": number,
                     "status": result.status,
                     "score": result.score,
+                    "sites": result.sites,
                     "chosen": record.outcome.winners[result.row] == number,
                     "parameters": json.dumps(result.trial.parameters, sort_keys=True),
                     "seconds": result.seconds if result.run == number else 0.0,
                 }
             )
-    return pd.DataFrame(lines, columns=list(TRIAL_COLUMNS))
+    return pd.DataFrame(lines, columns=list(TRIAL_COLUMNS)).astype({"sites": "Int64"})

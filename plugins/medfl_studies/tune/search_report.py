@@ -25,7 +25,7 @@ from medfl_studies.tune.history import SearchHistory
 from medfl_studies.tune.privacy_cost import describe_privacy_cost
 from medfl_studies.tune.search import Search, SearchResult
 from medfl_studies.tune.space import with_parameters
-from medfl_studies.tune.trials import score_to_maximize
+from medfl_studies.tune.trials import most_sites, score_to_maximize
 
 SAMPLER_DESCRIPTIONS = {
     "grid": "every combination of the values",
@@ -148,6 +148,7 @@ def _trial_table(search: Search, search_result: SearchResult) -> pd.DataFrame:
         row_fields |= {
             "status": result.status,
             "score": result.score,
+            "sites": result.sites,
             "winner": result == search_result.winners[result.row],
         }
         row_fields |= {name: result.trial.parameters.get(name) for name in names}
@@ -216,12 +217,18 @@ def _winners_markdown(search: Search, search_result: SearchResult) -> str:
 
 def _trials_markdown(search: Search, row: str, results: list[TrialResult]) -> str:
     """Return a table of a row's trials, the best first and trials without a score last."""
-    names = [axis.name for axis in search.spaces[row].axes]
+    names, most = [axis.name for axis in search.spaces[row].axes], most_sites(results)
     lines = [["trial", *names, f"validation {search.metric}", "seconds"]]
-    for result in sorted(results, key=lambda result: -_or_lowest(score_to_maximize(result.score, search.metric))):
+
+    def rank(result: TrialResult) -> tuple[int, float]:
+        return -(result.sites or 0), -_or_lowest(score_to_maximize(result.score, search.metric))
+
+    for result in sorted(results, key=rank):
         parameters = result.trial.parameters
         values = [f"`{parameters[name]}`" if parameters else OWN_VALUE for name in names]
         score = _format_score(result) if result.status == "finished" else result.status
+        if result.score is not None and (result.sites or 0) < most:
+            score += f" (diverged at {count(most - (result.sites or 0), 'site')})"
         lines.append([str(result.trial.number), *values, score, f"{result.seconds:.1f}"])
     return f"### {row}\n\n{table_lines(lines)}\n"
 

@@ -181,13 +181,17 @@ def score_to_maximize(score: float | None, metric: str) -> float | None:
     return None if score is None else -score if metric in LOWER_IS_BETTER_METRICS else score
 
 
+def most_sites(results: Sequence[TrialResult]) -> int:
+    """Return the largest number of sites with a score in a trial; 0 for records without these numbers."""
+    return max((result.sites or 0 for result in results if result.score is not None), default=0)
+
+
 def best_result(results: Sequence[TrialResult], metric: str) -> TrialResult | None:
     """Return the best result, the first among equals; None if no result has a score.
 
     All trials of a row have the same images, so a trial with a score at fewer sites than another has diverged at some
     sites. It is no candidate.
     """
-    scored = [result for result in results if result.score is not None]
-    most = max((result.sites or 0 for result in scored), default=0)
-    complete = [result for result in scored if (result.sites or 0) == most]
+    most = most_sites(results)
+    complete = [result for result in results if result.score is not None and (result.sites or 0) == most]
     return max(complete, key=lambda result: score_to_maximize(result.score, metric) or 0.0) if complete else None

@@ -54,7 +54,7 @@ def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path:
     assert [path.name for path in paths] == ["small-tuned.yaml", "search.md", "search.csv", "search.json"]
     table = pd.read_csv(paths[2])
     assert list(table) == [
-        "row", "trial", "status", "score", "winner", "optimizer#lr", "method_args#mu", "seconds",
+        "row", "trial", "status", "score", "sites", "winner", "optimizer#lr", "method_args#mu", "seconds",
     ]  # fmt: skip
     assert table.groupby("row")["trial"].apply(list).tolist() == [[0, 1, 2, 3]] * 2
     assert table.loc[table["winner"], "row"].tolist() == ["mean", "near"]
@@ -181,7 +181,8 @@ def test_a_trial_that_diverged_at_a_site_wins_only_if_all_did(load) -> None:
     def diverges(options: dict) -> bool:
         return options["optimizer#lr"] == 0.01
 
-    tuned = run_search(load(GRID), MadeUpTrials(lambda options: 0.0, diverges=diverges))
+    search = load(GRID)
+    tuned = run_search(search, MadeUpTrials(lambda options: 0.0, diverges=diverges))
     trials = {
         result.trial.parameters["optimizer#lr"]: (result.score, result.sites)
         for result in tuned.results
@@ -189,6 +190,8 @@ def test_a_trial_that_diverged_at_a_site_wins_only_if_all_did(load) -> None:
     }
     assert trials == {0.001: (0.125, 2), 0.01: (0.5, 1), 0.1: (0.125, 2)}
     assert tuned.winners["mean"].trial.parameters["optimizer#lr"] != 0.01
+    page = next(path for path in write_search_reports([search], [tuned]) if path.suffix == ".md").read_text()
+    assert page.count("| 0.5000 (diverged at 1 site) |") == 2
     tuned = run_search(load(GRID, out="all"), MadeUpTrials(best_near(0.1), diverges=lambda options: True))
     assert tuned.winners["mean"].trial.parameters["optimizer#lr"] == 0.1
 
