@@ -289,7 +289,7 @@ class Settings(StrictModel):
 
     best_round: Annotated[bool, Remote] = False
     """Export the models of the best evaluated round instead of the last round. The best round has the best validation
-    score: the first metric, averaged over the sites. Ties go to the earliest round."""
+    score: the first metric, averaged over the sites; a diverged site has none. Ties go to the earliest round."""
 
     patience: Annotated[int | None, Remote] = Field(None, ge=1)
     """Early stopping: the number of consecutive evaluations without a better validation score after which the run ends.
