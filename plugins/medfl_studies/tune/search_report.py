@@ -221,14 +221,15 @@ def _trials_markdown(search: Search, row: str, results: list[TrialResult]) -> st
     lines = [["trial", *names, f"validation {search.metric}", "seconds"]]
 
     def rank(result: TrialResult) -> tuple[int, float]:
-        return -(result.sites or 0), -_or_lowest(score_to_maximize(result.score, search.metric))
+        sites = most if result.sites is None else result.sites
+        return -sites, -_or_lowest(score_to_maximize(result.score, search.metric))
 
     for result in sorted(results, key=rank):
         parameters = result.trial.parameters
         values = [f"`{parameters[name]}`" if parameters else OWN_VALUE for name in names]
         score = _format_score(result) if result.status == "finished" else result.status
-        if result.score is not None and (result.sites or 0) < most:
-            score += f" (diverged at {count(most - (result.sites or 0), 'site')})"
+        if result.score is not None and result.sites is not None and result.sites < most:
+            score += f" (no score at {count(most - result.sites, 'site')})"
         lines.append([str(result.trial.number), *values, score, f"{result.seconds:.1f}"])
     return f"### {row}\n\n{table_lines(lines)}\n"
 

@@ -190,8 +190,8 @@ def best_result(results: Sequence[TrialResult], metric: str) -> TrialResult | No
     """Return the best result, the first among equals; None if no result has a score.
 
     All trials of a row have the same images, so a trial with a score at fewer sites than another has diverged at some
-    sites. It is no candidate.
+    sites. It is no candidate. In a search that an earlier version began, trials without the number count as complete.
     """
     most = most_sites(results)
-    complete = [result for result in results if result.score is not None and (result.sites or 0) == most]
+    complete = [result for result in results if result.score is not None and result.sites in (None, most)]
     return max(complete, key=lambda result: score_to_maximize(result.score, metric) or 0.0) if complete else None

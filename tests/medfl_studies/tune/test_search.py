@@ -191,7 +191,7 @@ def test_a_trial_that_diverged_at_a_site_wins_only_if_all_did(load) -> None:
     assert trials == {0.001: (0.125, 2), 0.01: (0.5, 1), 0.1: (0.125, 2)}
     assert tuned.winners["mean"].trial.parameters["optimizer#lr"] != 0.01
     page = next(path for path in write_search_reports([search], [tuned]) if path.suffix == ".md").read_text()
-    assert page.count("| 0.5000 (diverged at 1 site) |") == 2
+    assert page.count("| 0.5000 (no score at 1 site) |") == 2
     tuned = run_search(load(GRID, out="all"), MadeUpTrials(best_near(0.1), diverges=lambda options: True))
     assert tuned.winners["mean"].trial.parameters["optimizer#lr"] == 0.1
 
