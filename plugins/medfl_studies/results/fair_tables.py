@@ -32,6 +32,7 @@ def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, E
     """
     head = ["method", "sites weigh by", "as published", "difference to", "effect"]
     head += ["tuned", "difference, tuned", "effect, tuned", "worst site, tuned", "time of tuning"]
+    sites, sites_tuned = _sites_with_score(published), _sites_with_score(tuned)
     lines = []
     for row in published.rows:
         ours, better = effects[row], effects.get(row + TUNED)
@@ -40,10 +41,10 @@ def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, E
             [
                 row,
                 published.weighting(row),
-                mean_cell(published.mean(row)) + _sites_with_score(published, row),
+                mean_cell(published.mean(row)) + sites[row],
                 f"{published.baseline(row)}: {cell(ours, '+')}" if ours else "",
                 ours.effect if ours else "",
-                mean_cell(tuned.mean(row)) + _sites_with_score(tuned, row) if is_tuned else "not run",
+                mean_cell(tuned.mean(row)) + sites_tuned[row] if is_tuned else "not run",
                 cell(better, "+") if better else "",
                 better.effect if better else "",
                 cell(tuned.worst(row)) if is_tuned else "",
@@ -53,28 +54,26 @@ def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, E
     return table(head, lines)
 
 
-def _sites_with_score(scores: DataScores, row: str) -> str:
-    """Return the numbers of sites with a score in the runs of a row, in brackets; empty if no other row has more.
+def _sites_with_score(scores: DataScores) -> dict[str, str]:
+    """Return for each row the numbers of sites with a score in its runs, such as `` (3 to 6 of 11 sites)``.
 
-    Args:
-        scores: Scores of the study.
-        row: Name of the row.
-
-    Returns:
-        A text such as `` (3 to 6 of 11 sites)``.
+    The text is empty for a row that has in each run as many as any other row with the same seed.
     """
-
-    def number(run: RunRecord) -> int:
-        return sum(run.score(site, scores.metric) is not None for site in run.sites)
-
-    expected: dict[int, int] = {}
-    for run in (run for name in scores.rows for run in scores.group(name).runs):
-        expected[run.seed] = max(expected.get(run.seed, 0), number(run))
-    runs = scores.group(row).runs
-    if all(number(run) == expected[run.seed] for run in runs):
-        return ""
-    low, high = min(map(number, runs)), max(map(number, runs))
-    return f" ({low if low == high else f'{low} to {high}'} of {max(expected.values())} sites)"
+    numbers = {
+        row: {run.seed: sum(run.score(site, scores.metric) is not None for site in run.sites) for run in group.runs}
+        for row in scores.rows
+        for group in [scores.group(row)]
+    }
+    most: dict[int, int] = {}
+    for by_seed in numbers.values():
+        most |= {seed: max(number, most.get(seed, 0)) for seed, number in by_seed.items()}
+    texts = {}
+    for row, by_seed in numbers.items():
+        low, high = min(by_seed.values()), max(by_seed.values())
+        span = f"{low}" if low == high else f"{low} to {high}"
+        is_complete = all(number == most[seed] for seed, number in by_seed.items())
+        texts[row] = "" if is_complete else f" ({span} of {max(most.values())} sites)"
+    return texts
 
 
 def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate | None]:
